@@ -59,7 +59,7 @@ class DraftTree:
         return self.tokens.shape[1]
 
     def paths(self) -> list[list[list[int]]]:
-        """Root-to-leaf paths of node indices, per sequence in ascending leaf order. For inspection: reads the device."""
+        """Root-to-leaf paths of node indices, per sequence, ascending leaves. For inspection: reads the device."""
         result = []
         for parents in self.parents.tolist():
             leaves = [i for i in range(len(parents)) if i not in parents and (i == 0 or parents[i] >= 0)]

@@ -1,0 +1,140 @@
+"""Building blocks of the draft heads, with EAGLE's parameter names (EAGLE_SPEC sections 1.1, 1.2, 2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.activations import ACT2FN
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """Shape of a draft head, as `draft.checkpoint` derives it from the files (shapes win over config.json).
+
+    feature_size: width of one target feature bundle: three taps for EAGLE-3, one hidden state for EAGLE-1/2.
+    capture_layers: decoder layers whose *inputs* form the bundle; empty: the state after the final norm (EAGLE-1/2).
+    """
+
+    hidden_size: int
+    feature_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    draft_vocab_size: int
+    rms_norm_eps: float = 1e-6
+    hidden_act: str = "silu"
+    rope_theta: float = 10000.0
+    rope_scaling: dict[str, Any] | None = field(default=None, hash=False)
+    max_position_embeddings: int = 2048
+    num_layers: int = 1
+    fc_bias: bool = False
+    qkv_bias: bool = False
+    capture_layers: tuple[int, ...] = ()
+
+
+class RMSNorm(nn.Module):
+    """Mean square in fp32, cast back, then the weight: the order matters in half precision (EAGLE_SPEC 1.2)."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.float()
+        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight * y.to(x.dtype)
+
+
+class Rotary:
+    """Half-split rotary embedding whose tables are computed on demand, in fp32, for the positions asked for.
+
+    Nothing is cached at load, so no cast of the head can touch the frequencies and no position is out of range
+    (EAGLE_SPEC defect D1: the released tables collapse beyond `max_position_embeddings` in half precision).
+    """
+
+    def __init__(self, config: HeadConfig) -> None:
+        exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+        scaling = config.rope_scaling
+        if scaling is None:
+            self.inv_freq = 1.0 / config.rope_theta**exponents
+        else:
+            # The released heads ignore rope_theta as soon as rope_scaling is set (EAGLE_SPEC 1.3).
+            self.inv_freq = 1.0 / 10000.0**exponents / float(scaling["factor"])
+
+    def __call__(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """positions [B, T] → cos, sin [B, 1, T, head_dim] in `dtype`."""
+        if self.inv_freq.device != positions.device:
+            self.inv_freq = self.inv_freq.to(positions.device)
+        angles = positions.unsqueeze(-1).float() * self.inv_freq
+        angles = torch.cat((angles, angles), dim=-1).unsqueeze(1)
+        return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Apply the half-split rotation to x [B, heads, T, head_dim]."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+class Attention(nn.Module):
+    """Grouped-query attention that reads and writes a preallocated key/value buffer."""
+
+    def __init__(self, config: HeadConfig, input_size: int) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self.q_proj = nn.Linear(input_size, self.heads * self.head_dim, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(input_size, self.kv_heads * self.head_dim, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(input_size, self.kv_heads * self.head_dim, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(self.heads * self.head_dim, config.hidden_size, bias=False)
+
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x [B, T, input] → rotated q [B, heads, T, d], rotated k and v [B, kv_heads, T, d]."""
+        batch, rows, _ = x.shape
+        q = self.q_proj(x).view(batch, rows, self.heads, self.head_dim).transpose(1, 2)
+        k = self.k_proj(x).view(batch, rows, self.kv_heads, self.head_dim).transpose(1, 2)
+        v = self.v_proj(x).view(batch, rows, self.kv_heads, self.head_dim).transpose(1, 2)
+        return rotate(q, cos, sin), rotate(k, cos, sin), v
+
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, kv: tuple[Tensor, Tensor], start: int
+    ) -> Tensor:
+        """Write the rows of x at `start` into kv and attend to everything up to them.
+
+        x: [B, T, input]. mask: [B or 1, 1, T, start + T] bool, True is visible; None is causal with start = 0.
+        kv: keys and values, each [B, kv_heads, capacity, d].
+        """
+        q, k, v = self.project(x, cos, sin)
+        rows = x.shape[1]
+        keys, values = kv
+        keys[:, :, start : start + rows] = k
+        values[:, :, start : start + rows] = v
+        out = F.scaled_dot_product_attention(
+            q,
+            keys[:, :, : start + rows],
+            values[:, :, : start + rows],
+            attn_mask=mask,
+            is_causal=mask is None,
+            enable_gqa=self.heads != self.kv_heads,
+        )
+        return self.o_proj(out.transpose(1, 2).flatten(2))
+
+
+class MLP(nn.Module):
+    """Gated MLP without biases."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.act_fn = ACT2FN[config.hidden_act]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
