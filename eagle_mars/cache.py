@@ -1,0 +1,173 @@
+"""The target's key/value cache: preallocated, appended to by the model, compacted by the accepted path."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from eagle_mars.errors import ContextLengthError, UnsupportedTargetError
+
+
+@dataclass(frozen=True)
+class CacheLayout:
+    """What one row of the cache looks like: the same heads in every layer, each layer on its own device."""
+
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    devices: tuple[torch.device, ...]  # one per layer
+
+
+class TreeCache(Cache):
+    """A `transformers.Cache` whose rows behind `committed` are a draft tree until `commit` keeps a path of them.
+
+    All layers of a device share one buffer [layers, 2, B, kv_heads, capacity, head_dim], so that compaction is one
+    copy per device. The buffer grows geometrically up to `max_length` rows; lengths live on the host.
+    """
+
+    def __init__(self, layout: CacheLayout, batch: int, max_length: int, capacity: int = 256) -> None:
+        super().__init__(layers=[_TreeLayer(self, index) for index in range(len(layout.devices))])
+        self.layout = layout
+        self.batch = batch
+        self.max_length = max_length
+        self.committed = 0
+        self._filled = [0] * len(layout.devices)
+        self._mask: Tensor | None = None
+        self._masked_from = 0
+        self._buffers: dict[torch.device, Tensor] = {}
+        self._views: list[tuple[Tensor, Tensor]] = []
+        self._allocate(min(capacity, max_length))
+
+    @property
+    def capacity(self) -> int:
+        return self._views[0][0].shape[2]
+
+    def reserve(self, rows: int) -> None:
+        """Make room for `rows` more rows behind the committed ones, or refuse before anything is written.
+
+        Raises ContextLengthError beyond `max_length`.
+        """
+        needed = self.committed + rows
+        if needed > self.max_length:
+            raise ContextLengthError(
+                f"the cache holds at most {self.max_length} rows and this step needs {needed}; "
+                "shorten the prompt, lower max_new_tokens or raise max_length."
+            )
+        if needed > self.capacity:
+            self._allocate(min(max(needed, 2 * self.capacity), self.max_length))
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Append rows [B, kv_heads, T, head_dim] to a layer; returns everything that the layer holds, as views."""
+        keys, values = self._views[layer_idx]
+        start = self._filled[layer_idx]
+        end = start + key_states.shape[2]
+        if end > self.capacity:
+            self.reserve(end - self.committed)
+            keys, values = self._views[layer_idx]
+        if key_states.shape[1::2] != keys.shape[1::2] or value_states.shape[1::2] != values.shape[1::2]:
+            raise UnsupportedTargetError(
+                f"layer {layer_idx} writes keys {tuple(key_states.shape)} and values {tuple(value_states.shape)}, but "
+                f"its config promises {keys.shape[1]} heads of {keys.shape[3]}; such a target is not supported."
+            )
+        keys[:, :, start:end] = key_states
+        values[:, :, start:end] = value_states
+        self._filled[layer_idx] = end
+        return keys[:, :, :end], values[:, :, :end]
+
+    def commit(self, paths: list[list[int]] | None = None) -> None:
+        """Keep rows of what was appended since the last commit; None keeps all of it.
+
+        paths: per sequence, row offsets in ascending order and the same number for each. Source and target rows may
+        overlap ([0, 2, 5] is written to 0, 1, 2): the rows are gathered before any is written.
+        """
+        start = self.committed
+        if paths is None:
+            self.committed = self._filled[0]
+            return
+        keep = len(paths[0])
+        if any(path != list(range(keep)) for path in paths):
+            for buffer in self._buffers.values():
+                for row, path in enumerate(paths):  # sequences, not nodes: each has its own path
+                    source = torch.tensor(path, device=buffer.device) + start
+                    rows = buffer[:, :, row]
+                    rows[..., start : start + keep, :] = rows.index_select(-2, source)
+        self.committed = start + keep
+        self._filled = [self.committed] * len(self._filled)
+
+    def reset(self) -> None:
+        """Forget every row; the memory is kept for the next sequence."""
+        self.committed = 0
+        self._filled = [0] * len(self._filled)
+
+    def tree_mask(self, ancestors: Tensor) -> Tensor:
+        """ancestors [B, M, M] bool → [B, 1, M, committed + M] bool, True is visible: the prefix and the ancestors.
+
+        A view into one buffer of which only the tree's columns change, so that no cycle does O(length) work here.
+        Valid until the next call.
+        """
+        batch, nodes, _ = ancestors.shape
+        mask = self._mask
+        if mask is None or mask.shape[2] != nodes or mask.shape[3] < self.committed + nodes:
+            mask = torch.ones(batch, 1, nodes, self.capacity + nodes, dtype=torch.bool, device=ancestors.device)
+        else:
+            mask[..., self._masked_from : self._masked_from + nodes] = True
+        mask[..., self.committed : self.committed + nodes] = ancestors.unsqueeze(1)
+        self._mask, self._masked_from = mask, self.committed
+        return mask[..., : self.committed + nodes]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self._filled[layer_idx]
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        return self.max_length
+
+    def _allocate(self, capacity: int) -> None:
+        layout = self.layout
+        old, self._buffers, self._views = self._buffers, {}, []
+        for device in dict.fromkeys(layout.devices):
+            layers = layout.devices.count(device)
+            shape = (layers, 2, self.batch, layout.kv_heads, capacity, layout.head_dim)
+            buffer = torch.empty(shape, dtype=layout.dtype, device=device)
+            if device in old:
+                kept = max(self._filled)
+                buffer[..., :kept, :] = old[device][..., :kept, :]
+            self._buffers[device] = buffer
+        taken = dict.fromkeys(self._buffers, 0)
+        for device in layout.devices:
+            pair = self._buffers[device][taken[device]]
+            self._views.append((pair[0], pair[1]))
+            taken[device] += 1
+
+
+class _TreeLayer(CacheLayerMixin):
+    """What transformers' mask code asks of a layer; the rows themselves belong to the cache."""
+
+    is_sliding = False
+
+    def __init__(self, cache: TreeCache, index: int) -> None:
+        super().__init__()
+        self._cache, self._index = cache, index
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing to do: the cache allocates for all layers at once."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        return self._cache.update(key_states, value_states, self._index, *args, **kwargs)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self._cache.get_seq_length(self._index) + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self._cache.get_seq_length(self._index)
+
+    def get_max_length(self) -> int:
+        return self._cache.max_length
+
+    get_max_cache_shape = get_max_length  # the name before transformers 5.1x
