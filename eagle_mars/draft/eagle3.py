@@ -33,6 +33,9 @@ class Eagle3Layer(nn.Module):
 class Eagle3Head(Head):
     """Three target states fused by `fc`, one layer, its own output projection over a reduced vocabulary."""
 
+    d2t: Tensor  # offsets: target id = draft id + d2t[draft id]; absent, like t2d, when the vocabulary isn't reduced
+    t2d: Tensor
+
     def __init__(self, config: HeadConfig, own_embedding: bool = False) -> None:
         super().__init__(config, own_embedding)
         self.fc = nn.Linear(config.feature_size, config.hidden_size, bias=False)

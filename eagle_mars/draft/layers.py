@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import LlamaConfig
 from transformers.activations import ACT2FN
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 
 @dataclass(frozen=True)
@@ -57,24 +59,57 @@ class Rotary:
 
     Nothing is cached at load, so no cast of the head can touch the frequencies and no position is out of range
     (EAGLE_SPEC defect D1: the released tables collapse beyond `max_position_embeddings` in half precision).
+
+    "linear" and "dynamic" scaling follow the released heads, which ignore `rope_theta` as soon as either is set
+    (EAGLE_SPEC 1.3); "llama3" and "yarn", of heads trained elsewhere, follow transformers.
     """
 
+    SCALINGS = ("linear", "dynamic", "llama3", "yarn")
+
     def __init__(self, config: HeadConfig) -> None:
-        exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+        # An explicit device: heads are built on the meta device, and these numbers are no parameters to be loaded.
+        exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device="cpu") / config.head_dim
         scaling = config.rope_scaling
+        self.magnitude = 1.0
+        self.stretch: float | None = None  # only "dynamic" has frequencies that depend on the position
         if scaling is None:
             self.inv_freq = 1.0 / config.rope_theta**exponents
-        else:
-            # The released heads ignore rope_theta as soon as rope_scaling is set (EAGLE_SPEC 1.3).
+        elif scaling["type"] == "linear":
             self.inv_freq = 1.0 / 10000.0**exponents / float(scaling["factor"])
+        elif scaling["type"] == "dynamic":
+            self.inv_freq = 1.0 / 10000.0**exponents
+            self.stretch = float(scaling["factor"])
+        else:
+            initialise = ROPE_INIT_FUNCTIONS[scaling["type"]]
+            self.inv_freq, self.magnitude = initialise(_llama_config(config, scaling), torch.device("cpu"))
+        self.exponents = exponents * config.head_dim / max(config.head_dim - 2, 1)
+        self.trained_length = config.max_position_embeddings
 
     def __call__(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """positions [B, T] → cos, sin [B, 1, T, head_dim] in `dtype`."""
         if self.inv_freq.device != positions.device:
-            self.inv_freq = self.inv_freq.to(positions.device)
+            self.inv_freq, self.exponents = self.inv_freq.to(positions.device), self.exponents.to(positions.device)
         angles = positions.unsqueeze(-1).float() * self.inv_freq
+        if self.stretch is not None:
+            # NTK: the base that a sequence ending at this position would use; rows already cached keep theirs.
+            length = (positions.unsqueeze(-1) + 1).float() / self.trained_length
+            angles = angles / (self.stretch * length - (self.stretch - 1)).clamp(min=1) ** self.exponents
         angles = torch.cat((angles, angles), dim=-1).unsqueeze(1)
-        return angles.cos().to(dtype), angles.sin().to(dtype)
+        cos, sin = angles.cos(), angles.sin()
+        if self.magnitude != 1.0:
+            cos, sin = cos * self.magnitude, sin * self.magnitude
+        return cos.to(dtype), sin.to(dtype)
+
+
+def _llama_config(config: HeadConfig, scaling: dict[str, Any]) -> LlamaConfig:
+    """What transformers' rotary functions want to see of a head."""
+    return LlamaConfig(
+        hidden_size=config.hidden_size,
+        num_attention_heads=config.num_heads,
+        head_dim=config.head_dim,
+        max_position_embeddings=config.max_position_embeddings,
+        rope_parameters={**scaling, "rope_type": scaling["type"], "rope_theta": config.rope_theta},
+    )
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
