@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
 
 from eagle_mars.errors import ConfigError
 
@@ -81,23 +81,62 @@ class VerifyConfig(_Options):
     branch: which acceptable path is followed when a node has several acceptable children.
     protected_ids: tokens that relaxation neither accepts nor overrides; None protects every special token.
     max_relaxed_per_cycle: relaxed tokens per draft tree at most; None is no limit.
-    max_regret: nats per response (log p(top-1) - log p(accepted), summed), after which the rule is `exact` for good.
+    max_regret: nats per response (log p(top-1) - log p(accepted), summed); a relaxation that would exceed what is left
+        is refused, and once it is spent the rule is `exact` for good.
+    released_ratio, released_q: the two effects of `mars-released`, apart: follow the ratio test or never; divide by the
+        draft's probability, as the released code does, or by one.
+    epsilon, alpha: `typical` accepts p(x) > min(epsilon, alpha * exp(-entropy)).
+    rank: `topk-delta` and `prob-ratio` accept only among the `rank` best tokens; None is 10 and 3, as in their sources.
+    delta: `topk-delta` accepts p(x) >= p(top-1) - delta.
+    rho: `prob-ratio` accepts p(x) >= rho * p(top-1).
     """
 
     rule: Rule = "mars"
-    theta: float | None = Field(0.9, gt=0, le=1)
+    theta: float | None = Field(default=0.9, gt=0, le=1)
     margin: Margin = "logit-ratio"
-    gap: float | None = Field(None, ge=0, allow_inf_nan=False)
+    gap: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     branch: Branch = "exact-first"
-    protected_ids: tuple[int, ...] | None = None
-    max_relaxed_per_cycle: int | None = Field(None, ge=0)
-    max_regret: float | None = Field(None, ge=0)
+    protected_ids: tuple[NonNegativeInt, ...] | None = None
+    max_relaxed_per_cycle: int | None = Field(default=None, ge=0)
+    max_regret: float | None = Field(default=None, ge=0)
+    released_ratio: bool = True
+    released_q: Literal["draft", "one"] = "draft"
+    epsilon: float = Field(default=0.09, gt=0, le=1)
+    alpha: float = Field(default=0.3, gt=0, le=1)
+    rank: int | None = Field(default=None, ge=1)
+    delta: float = Field(default=0.6, ge=0, le=1)
+    rho: float = Field(default=0.5, gt=0, le=1)
+
+    @model_validator(mode="after")
+    def _released_as_released(self) -> Self:
+        if self.rule != "mars-released":
+            return self
+        if self.branch == "longest" or self.margin == "logit-gap":
+            raise ValueError(
+                "rule='mars-released' repeats the released code, which knows neither branch='longest' nor "
+                "margin='logit-gap'; leave both out or use rule='mars'"
+            )
+        if self.protected_ids or self.max_relaxed_per_cycle is not None or self.max_regret is not None:
+            raise ValueError(
+                "rule='mars-released' repeats the released code, which has no guards; "
+                "leave protected_ids, max_relaxed_per_cycle and max_regret out or use rule='mars'"
+            )
+        if self.released_ratio and (self.theta is None or self.theta == 1):
+            raise ValueError(
+                "rule='mars-released' without relaxation is still biased by its p/q test, so theta=None can't mean "
+                "exact here; say released_ratio=False, or use rule='exact'"
+            )
+        return self
 
     @property
     def relaxes(self) -> bool:
         """False when the options make this rule identical to `exact`, bit for bit."""
+        if self.rule == "mars-released":
+            return self.released_ratio or self.released_q == "draft"
         if self.rule == "exact" or self.max_relaxed_per_cycle == 0 or self.max_regret == 0:
             return False
+        if self.rule in ("typical", "topk-delta", "prob-ratio"):
+            return True
         if self.margin == "logit-gap":
             return bool(self.gap)
         return self.theta is not None and self.theta < 1
@@ -106,14 +145,25 @@ class VerifyConfig(_Options):
 class SamplingConfig(_Options):
     """How the target's distribution is warped (transformers' meaning and order) and the seed of all coins.
 
-    temperature: 0 is greedy. top_k: 0 is off. top_p: 1.0 is off. seed: None draws a fresh one.
+    temperature: 0 is greedy. top_k: 0 is off. top_p: 1.0 is off. min_p: 0 is off. seed: None draws a fresh one.
+    repetition_penalty: transformers' (1.0 is off); counts the prompt and the response.
+    presence_penalty, frequency_penalty: OpenAI's (0 is off), in logits per token present and per occurrence; count the
+        response only.
     """
 
-    temperature: float = Field(0.0, ge=0, allow_inf_nan=False)
-    top_k: int = Field(0, ge=0)
-    top_p: float = Field(1.0, gt=0, le=1)
-    seed: int | None = Field(None, ge=0)
+    temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    top_k: int = Field(default=0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    repetition_penalty: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    presence_penalty: float = Field(default=0.0, allow_inf_nan=False)
+    frequency_penalty: float = Field(default=0.0, allow_inf_nan=False)
+    seed: int | None = Field(default=None, ge=0)
 
     @property
     def greedy(self) -> bool:
         return self.temperature <= 1e-5  # EAGLE's threshold, so that its scripts take the same branch
+
+    @property
+    def penalises(self) -> bool:
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0

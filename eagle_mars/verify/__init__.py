@@ -1,0 +1,82 @@
+"""Verification of a draft tree by the target's logits: a function of tree, logits, options and coins, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Literal
+
+from torch import Tensor
+
+from eagle_mars.config import SamplingConfig, VerifyConfig
+from eagle_mars.errors import ConfigError
+from eagle_mars.sampling import Coins, History
+from eagle_mars.tree import DraftTree
+from eagle_mars.verify.plan import RowPlan, plan
+from eagle_mars.verify.reference import verify_reference
+from eagle_mars.verify.verdict import Fault, HostVerdict, Verdict, unpack
+
+__all__ = ["Fault", "HostVerdict", "RowPlan", "Verdict", "plan", "unpack", "verify"]
+
+Backend = Literal["auto", "reference", "triton"]
+
+
+def verify(
+    tree: DraftTree,
+    logits: Tensor,
+    config: VerifyConfig | Sequence[VerifyConfig] | RowPlan,
+    coins: Coins | None = None,
+    *,
+    sampling: SamplingConfig | Sequence[SamplingConfig] | None = None,
+    special_ids: Collection[int] = (),
+    spent_regret: Tensor | None = None,
+    history: History | None = None,
+    backend: Backend = "auto",
+    check: bool = True,
+) -> Verdict:
+    """Choose the accepted path of each row's draft tree and the token that follows it.
+
+    logits: [B, M, V] raw target logits, row m those after node m; any float dtype, any strides.
+    config: options of all rows, of each row, or both compiled by `plan` (then `sampling` and `special_ids` are in it).
+    coins: needed where a row has temperature > 0. spent_regret: [B] nats that each response has spent (`max_regret`).
+    history: needed where a row has a penalty.
+    check: read the fault flag and raise `LogitsError` on NaN or a row without a finite maximum. False leaves the flag
+        in `Verdict.invalid` and reads nothing from the device.
+
+    Raises `ConfigError` when shapes or options contradict each other, `LogitsError` as above.
+    """
+    if isinstance(config, RowPlan):
+        if sampling is not None or special_ids:
+            raise ConfigError("A compiled plan already holds sampling and special_ids; give them to plan() instead.")
+        rows = config
+    else:
+        rows = plan(
+            config,
+            sampling,
+            vocab_size=logits.shape[-1],
+            special_ids=special_ids,
+            batch=tree.batch,
+            device=logits.device,
+        )
+    _check_shapes(tree, logits, rows, coins)
+    verdict = verify_reference(tree, logits, rows, coins, spent_regret, history)
+    if check:
+        verdict.raise_if_invalid()
+    return verdict
+
+
+def _check_shapes(tree: DraftTree, logits: Tensor, rows: RowPlan, coins: Coins | None) -> None:
+    expected = (tree.batch, tree.nodes, rows.vocab_size)
+    if tuple(logits.shape) != expected:
+        raise ConfigError(f"logits have shape {tuple(logits.shape)}, but the tree and plan ask for {expected}.")
+    if rows.batch != tree.batch:
+        raise ConfigError(
+            f"The plan holds {rows.batch} rows, but the tree has {tree.batch}; compile one option set per row."
+        )
+    if coins is None:
+        if rows.sampling.draws:
+            raise ConfigError("temperature > 0 needs coins; pass coins=CoinStream(seeds).next(tree.nodes).")
+    elif coins.accept.shape != tree.tokens.shape or coins.draw.shape != (tree.batch,):
+        raise ConfigError(
+            f"coins have shapes {tuple(coins.accept.shape)} and {tuple(coins.draw.shape)}, "
+            f"but the tree asks for {tuple(tree.tokens.shape)} and {(tree.batch,)}."
+        )

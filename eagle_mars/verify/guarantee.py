@@ -1,0 +1,25 @@
+"""What each rule promises, in one sentence: the words that command line, server and documents show."""
+
+from __future__ import annotations
+
+from eagle_mars.config import VerifyConfig
+
+_LOSSY = {
+    "mars-paper": "Lossy: takes the target's top-1, or its runner-up where the margin is low, at any temperature",
+    "mars-released": "Lossy, for reproduction only: the law of the released MARS code, biased even without relaxation",
+    "typical": "Lossy: accepts every draft that is likely enough for the target's entropy (Medusa)",
+    "topk-delta": "Lossy: accepts drafts among the best tokens whose probability is near the top-1's (TensorRT-LLM)",
+    "prob-ratio": "Lossy: accepts drafts among the best tokens whose probability is a share of the top-1's (vLLM proposals)",
+}
+
+
+def guarantee(config: VerifyConfig) -> str:
+    """One sentence about the distribution of the text under `config`."""
+    if not config.relaxes:
+        return "Lossless: the text is distributed exactly as the target's own."
+    if config.rule != "mars":
+        return _LOSSY[config.rule] + "."
+    margin = f"z1 - z2 < {config.gap:g} nats" if config.margin == "logit-gap" else f"z2/z1 > {config.theta:g}"
+    return (
+        f"Lossy: a rejected draft is accepted where the target is undecided ({margin}); without such a token, lossless."
+    )
