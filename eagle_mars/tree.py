@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -57,6 +57,13 @@ class DraftTree:
     @property
     def nodes(self) -> int:
         return self.tokens.shape[1]
+
+    def to(self, device: torch.device) -> DraftTree:
+        """The same tree on `device`; itself when it is there already."""
+        if self.tokens.device == device:
+            return self
+        fields = ("tokens", "parents", "depth", "ancestors", "draft_logprob")
+        return replace(self, **{name: getattr(self, name).to(device) for name in fields})
 
     def paths(self) -> list[list[list[int]]]:
         """Root-to-leaf paths of node indices, per sequence, ascending leaves. For inspection: reads the device."""

@@ -1,0 +1,209 @@
+"""The decoding loop: draft a tree, one target forward over it, verify, keep the accepted path, repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from eagle_mars.config import DraftConfig, SamplingConfig, VerifyConfig
+from eagle_mars.draft.drafter import Drafter
+from eagle_mars.draft.head import Head
+from eagle_mars.errors import LogitsError
+from eagle_mars.result import Provenance, Step
+from eagle_mars.sampling import CoinStream, History, draw
+from eagle_mars.target import TargetModel, TargetOutput
+from eagle_mars.tree import DraftTree
+from eagle_mars.verify import HostVerdict, plan, unpack, verify
+
+
+@dataclass(frozen=True)
+class Request:
+    """Everything that one response depends on.
+
+    stop_ids: the response ends with the first of them. special_ids: what relaxation leaves alone by default.
+    """
+
+    max_new_tokens: int
+    draft: DraftConfig = field(default_factory=DraftConfig)
+    verify: VerifyConfig = field(default_factory=VerifyConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    stop_ids: frozenset[int] = frozenset()
+    special_ids: tuple[int, ...] = ()
+
+
+class Engine:
+    """Decodes one sequence at a time with a target and, for `speculate`, a draft head.
+
+    All state of a response lives in its generator: responses on one engine may interleave.
+    """
+
+    def __init__(self, target: TargetModel, head: Head | None = None) -> None:
+        self.target = target
+        self.head = head
+
+    def speculate(self, ids: Tensor, request: Request) -> Iterator[Step]:
+        """Yield the response to ids [1, L] cycle by cycle; the first step is the token that prefill gives."""
+        run = _Speculation(self, ids, request)
+        step = run.prefill()
+        yield step
+        while step.finish_reason is None:
+            step = run.cycle()
+            yield step
+
+    def autoregress(self, ids: Tensor, request: Request) -> Iterator[Step]:
+        """The baseline: the target alone, same cache, stop rules and counters; a step per token."""
+        run = _Response(self, ids, request)
+        step, _ = run.first_token(features=False)
+        yield step
+        while step.finish_reason is None:
+            step = run.next_token()
+            yield step
+
+
+class _Response:
+    """What every way of decoding shares: the cache, the coins, the token budget and the clock."""
+
+    root: Tensor  # [1] int64, the newest token: chosen, not yet fed to the target
+
+    def __init__(self, engine: Engine, ids: Tensor, request: Request, tree_rows: int = 1) -> None:
+        self.target = engine.target
+        self.request = request
+        self.ids = ids.to(self.target.device)
+        rows = ids.shape[1] + request.max_new_tokens + tree_rows
+        self.cache = self.target.new_cache(batch=1, max_length=rows)
+        seed = request.sampling.seed
+        if seed is None:  # from torch's global generator, so that torch.manual_seed governs scripts written for EAGLE
+            seed = int(torch.randint(2**62, ()))
+        self.coins = CoinStream([seed], self.target.device)
+        self.plan = plan(
+            request.verify,
+            request.sampling,
+            vocab_size=self.target.config.vocab_size,
+            special_ids=request.special_ids,
+            batch=1,
+            device=self.target.device,
+        )
+        self.history: History | None = None
+        if request.sampling.penalises:
+            self.history = History(self.ids, self.ids[:, :0])
+        self.left = request.max_new_tokens
+        self.clock = perf_counter()
+
+    @torch.inference_mode()
+    def first_token(self, features: bool) -> tuple[Step, TargetOutput]:
+        out = self.target.prefill(self.ids, self.cache, features=features)
+        return self._draw_step(out.logits), out
+
+    @torch.inference_mode()
+    def next_token(self) -> Step:
+        return self._draw_step(self.target.step(self.root.unsqueeze(1), self.cache))
+
+    def _draw_step(self, logits: Tensor) -> Step:
+        """Draw from logits [1, 1, V]; the step's only device→host read."""
+        logits = logits[:, -1].to(self.target.device)
+        coin = None if self.request.sampling.greedy else self.coins.single()
+        self.root = draw(logits, self.plan.sampling, coin, self.history)
+        packed = torch.cat((self.root.double(), logits.amax(-1).double()))  # NaN and all -inf show in the maximum
+        token, best = packed.tolist()
+        if not abs(best) < float("inf"):
+            raise LogitsError(
+                f"the target's best logit is {best}, so no token can be chosen; "
+                "check the checkpoint, or load it with dtype=torch.float32."
+            )
+        self._remember([int(token)])
+        return self._step([int(token)], ["target"], accepted=None)
+
+    def _remember(self, tokens: list[int]) -> None:
+        if self.history is not None:
+            new = torch.tensor([tokens], device=self.target.device)
+            self.history = History(self.history.prompt, torch.cat((self.history.generated, new), dim=1))
+
+    def _step(
+        self, tokens: list[int], provenance: list[Provenance], accepted: int | None, verdict: HostVerdict | None = None
+    ) -> Step:
+        """Cut at the budget and at the first stop id, and stop the clock."""
+        reason: Literal["stop", "length"] | None = None
+        keep = len(tokens)
+        if keep >= self.left:
+            keep, reason = self.left, "length"
+        for index, token in enumerate(tokens[:keep]):
+            if token in self.request.stop_ids:
+                keep, reason = index + 1, "stop"
+                break
+        self.left -= keep
+        now = perf_counter()
+        seconds, self.clock = now - self.clock, now
+        return Step(
+            tokens=tuple(tokens[:keep]),
+            provenance=tuple(provenance[:keep]),
+            accepted=accepted,
+            seconds=seconds,
+            finish_reason=reason,
+            regret=verdict.regret if verdict else 0.0,
+            low_margin=verdict.low_margin if verdict else 0,
+            rescued=verdict.rescued if verdict else 0,
+            nonpositive=verdict.nonpositive_top if verdict else 0,
+        )
+
+
+class _Speculation(_Response):
+    """A response whose cycles draft and verify a tree."""
+
+    features: Tensor  # [1, T, F] target features that the head hasn't seen yet,
+    tokens: Tensor  # [1, T] and the token after each of them
+
+    def __init__(self, engine: Engine, ids: Tensor, request: Request) -> None:
+        if engine.head is None:
+            raise ValueError("Engine.speculate needs a draft head; pass one to Engine or call autoregress")
+        super().__init__(engine, ids, request, tree_rows=request.draft.total_token)
+        self.drafter = Drafter(engine.head, request.draft)
+        self.spent_regret = torch.zeros(1, dtype=torch.float64, device=self.target.device)
+
+    @torch.inference_mode()
+    def prefill(self) -> Step:
+        step, out = self.first_token(features=True)
+        assert out.features is not None  # they were asked for
+        # What the head has yet to be fed; it waits until a tree is really needed, so the last cycle drafts nothing.
+        self.features, self.tokens = out.features, torch.cat((self.ids[:, 1:], self.root.unsqueeze(1)), dim=1)
+        return step
+
+    @torch.inference_mode()
+    def cycle(self) -> Step:
+        tree = self._draft()
+        out = self.target.forward_tree(tree, self.cache)
+        verdict = verify(
+            tree,
+            out.logits.to(self.target.device),
+            self.plan,
+            self.coins.next(tree.nodes),
+            spent_regret=self.spent_regret,
+            history=self.history,
+            check=False,
+        )
+        host = unpack(verdict.pack(tree).cpu(), tree.max_depth)[0]  # the cycle's only device→host read
+        host.raise_if_invalid()
+        self.cache.commit([host.path])
+        assert out.features is not None  # forward_tree always taps
+        self.features = out.features[:, host.path]
+        self.root = verdict.next_token
+        tokens = [*host.tokens, host.next_token]
+        self.tokens = torch.tensor([tokens], device=self.target.device)
+        self.spent_regret = self.spent_regret + verdict.regret
+        self._remember(tokens)
+        provenance: list[Provenance] = ["relaxed" if flag else "exact" for flag in host.relaxed]
+        return self._step(tokens, [*provenance, "target"], len(host.tokens), host)
+
+    def _draft(self) -> DraftTree:
+        """The tree under the newest token; the bare root when one token is left, since a draft could add nothing."""
+        if self.left == 1:
+            return DraftTree.from_parents(
+                self.root.unsqueeze(1), torch.full_like(self.root, -1).unsqueeze(1), max_depth=0
+            )
+        self.drafter.extend(self.features, self.tokens)
+        tree = self.drafter.grow(self.root)
+        return tree.to(self.target.device)

@@ -1,0 +1,50 @@
+"""Loading a target and its tokenizer, with every failure told in one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from eagle_mars.errors import CheckpointError, UnsupportedTargetError
+
+
+def load_target(path: str | Path, **kwargs: Any) -> tuple[PreTrainedModel, Any]:
+    """The causal LM and the tokenizer at `path` (local directory or hub id), in the checkpoint's dtype by default.
+
+    kwargs: passed to `AutoModelForCausalLM.from_pretrained` (dtype, device_map, ...; `torch_dtype` works as well).
+    Raises CheckpointError if something is missing, unreadable or incomplete, UnsupportedTargetError for an
+    architecture that has no causal LM class.
+    """
+    path = str(path)
+    if path.startswith((".", "/", "~")) and not Path(path).expanduser().is_dir():
+        raise CheckpointError(f"there is no target at {path}: no such directory; correct the path or give a hub id.")
+    try:
+        config = AutoConfig.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"can't read the target's config at {path}: {_first_line(error)}") from error
+    if config.is_encoder_decoder:
+        raise UnsupportedTargetError(
+            f"{path} is an encoder-decoder ({config.model_type}) and can't be a target: use a decoder-only causal LM."
+        )
+    if "torch_dtype" in kwargs:
+        kwargs["dtype"] = kwargs.pop("torch_dtype")
+    kwargs.setdefault("dtype", "auto")
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True, **kwargs)
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except ImportError:
+        raise  # names the missing package itself
+    except Exception as error:  # safetensors, torch and tokenizers each raise types of their own
+        raise CheckpointError(f"can't load the target at {path}: {_first_line(error)}") from error
+    model, info = loaded
+    bad = sorted({*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])})
+    if bad:
+        shown = ", ".join(bad[:4]) + (f" and {len(bad) - 4} more" if len(bad) > 4 else "")
+        raise CheckpointError(f"the target at {path} is incomplete: no fitting weights for {shown}; download it again.")
+    return model, tokenizer
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,383 @@
+"""`EaModel`: EAGLE's public interface over the engine, and a richer one beside it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from eagle_mars.config import DraftConfig, SamplingConfig, VerifyConfig
+from eagle_mars.draft.checkpoint import load_head
+from eagle_mars.draft.eagle3 import Eagle3Head
+from eagle_mars.draft.head import Head
+from eagle_mars.engine import Engine, Request
+from eagle_mars.errors import ConfigError, ContextLengthError
+from eagle_mars.loading import load_target
+from eagle_mars.result import GenerationResult, Step
+from eagle_mars.stream import ResponseStream
+from eagle_mars.target import TargetModel, check_context
+from eagle_mars.verify.guarantee import guarantee
+
+logger = logging.getLogger(__name__)
+
+Method = Literal["speculative", "autoregressive"]
+Prompt = str | Sequence[int] | Tensor
+
+
+class EaModel:
+    """A target with its draft head. All options of `generate` and `stream` are per call; calls may interleave.
+
+    base_model: the unmodified Hugging Face model. ea_layer: the draft head. draft: the default tree.
+    """
+
+    def __init__(self, base_model: PreTrainedModel, tokenizer: Any, ea_layer: Head, draft: DraftConfig) -> None:
+        self.target = TargetModel(base_model, ea_layer.config.capture_layers)
+        self.base_model = base_model
+        self.tokenizer = tokenizer
+        self.ea_layer = ea_layer
+        self.draft = draft
+        self.config = base_model.config
+        self._engine = Engine(self.target, ea_layer)
+        self._special_ids = _special_ids(base_model, tokenizer)
+        self._stop_ids = _stop_ids(base_model, tokenizer)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        base_model_path: str,
+        ea_model_path: str,
+        total_token: int = 60,
+        depth: int = 7,
+        top_k: int = 10,
+        threshold: float = 1.0,
+        use_eagle3: bool = True,
+        **kwargs: Any,
+    ) -> Self:
+        """Load target and head from local directories or hub ids.
+
+        total_token, depth, top_k: `DraftConfig`. kwargs go to the Hugging Face loader; the dtype is the checkpoint's
+        unless given. The head's family is read from its tensors; `use_eagle3` is only checked against it. `threshold`
+        is taken because EAGLE's scripts pass it; EAGLE doesn't use it either.
+        Raises ConfigError, CheckpointError, UnsupportedTargetError.
+        """
+        draft = DraftConfig(total_token=total_token, depth=depth, top_k=top_k)
+        base_model, tokenizer = load_target(base_model_path, **kwargs)
+        target = TargetModel(base_model)
+        head = load_head(
+            ea_model_path,
+            target.config,
+            embed_tokens=target.embed_tokens,
+            lm_head=target.lm_head,
+            dtype=target.dtype,
+            device=next(target.layers[-1].parameters()).device,
+        )
+        if use_eagle3 != isinstance(head, Eagle3Head):
+            logger.warning(
+                "use_eagle3=%s, but %s holds an %s; using the latter", use_eagle3, ea_model_path, type(head).__name__
+            )
+        return cls(base_model, tokenizer, head, draft)
+
+    def get_tokenizer(self) -> Any:
+        return self.tokenizer
+
+    def eval(self) -> Self:
+        """EAGLE's scripts call it; the models are in evaluation mode already."""
+        return self
+
+    @property
+    def device(self) -> torch.device:
+        return self.target.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.target.dtype
+
+    # --- text in, result out ---
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int = 512,
+        draft: DraftConfig | None = None,
+        verify: VerifyConfig | None = None,
+        sampling: SamplingConfig | None = None,
+        stop: Sequence[str] = (),
+        method: Method = "speculative",
+    ) -> GenerationResult:
+        """The response to a prompt: raw text, token ids, or ids as a tensor [L] or [1, L] (see also `chat_ids`).
+
+        verify: `mars` with θ = 0.9 when None; `VerifyConfig(rule="exact")` is lossless. sampling: greedy when None.
+        stop: strings that end the response. method: `autoregressive` is the target alone, the baseline.
+        Raises ConfigError for unusable options, ContextLengthError, LogitsError.
+        """
+        return self.stream(
+            prompt,
+            max_new_tokens=max_new_tokens,
+            draft=draft,
+            verify=verify,
+            sampling=sampling,
+            stop=stop,
+            method=method,
+        ).result
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int = 512,
+        draft: DraftConfig | None = None,
+        verify: VerifyConfig | None = None,
+        sampling: SamplingConfig | None = None,
+        stop: Sequence[str] = (),
+        method: Method = "speculative",
+    ) -> ResponseStream:
+        """Like `generate`, piece by piece; the stream's `result` holds the whole response at the end."""
+        ids = self._ids(prompt)
+        if method not in ("speculative", "autoregressive"):
+            raise ConfigError(f"method={method!r} is not known; use 'speculative' or 'autoregressive'.")
+        if not all(stop):
+            raise ConfigError("a stop string is empty, so it would end every response at once; remove it.")
+        verify = verify or VerifyConfig()
+        request = self._request(max_new_tokens, draft, verify, sampling, self._stop_ids)
+        check_context(self.target, ids.shape[1], max_new_tokens)
+        baseline = method == "autoregressive"
+        steps = self._engine.autoregress(ids, request) if baseline else self._engine.speculate(ids, request)
+        promised = VerifyConfig(rule="exact") if baseline else verify
+        rule = method if baseline else verify.rule
+        return ResponseStream(steps, self.tokenizer, ids.shape[1], stop, rule, guarantee(promised))
+
+    def chat_ids(self, messages: str | Sequence[dict[str, str]]) -> list[int]:
+        """Ids of a conversation under the tokenizer's chat template, ready for the assistant's turn.
+
+        messages: role/content pairs, or one user message as a string. Raises ConfigError without a chat template.
+        """
+        if self.tokenizer.chat_template is None:
+            raise ConfigError("this tokenizer has no chat template; give the whole prompt as text instead.")
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        return self.tokenizer(text, add_special_tokens=False).input_ids
+
+    # --- EAGLE's functions: ids in, ids out ---
+
+    def eagenerate(
+        self,
+        input_ids: Tensor,
+        temperature: float = 0.0,
+        top_p: float = 0.0,
+        top_k: float = 0.0,
+        max_new_tokens: int = 512,
+        max_length: int = 2048,
+        log: bool = False,
+        is_llama3: bool = False,
+        *,
+        relaxation_threshold: float | None = 0.9,
+        verify: VerifyConfig | None = None,
+        seed: int | None = None,
+    ) -> Tensor | tuple[Tensor, int, int]:
+        """input_ids [1, L] → [1, L + new], or (ids, new tokens, index of the last cycle) with `log`.
+
+        relaxation_threshold: θ of the `mars` rule; None is exact. verify overrides it. seed: None takes it from torch's
+        global generator. Unlike EAGLE's, the output never exceeds max_new_tokens or max_length and ends with the first
+        stop id.
+        """
+        steps = self._ea_steps(
+            input_ids,
+            temperature,
+            top_p,
+            top_k,
+            max_new_tokens,
+            max_length,
+            is_llama3,
+            relaxation_threshold,
+            verify,
+            seed,
+        )
+        return _all_at_once(input_ids, steps, log)
+
+    def ea_generate(
+        self,
+        input_ids: Tensor,
+        temperature: float = 0.0,
+        top_p: float = 0.0,
+        top_k: float = 0.0,
+        max_new_tokens: int = 512,
+        max_length: int = 2048,
+        log: bool = False,
+        is_llama3: bool = False,
+        *,
+        relaxation_threshold: float | None = 0.9,
+        verify: VerifyConfig | None = None,
+        seed: int | None = None,
+    ) -> Iterator[Tensor]:
+        """As `eagenerate`, yielding the growing ids after every cycle."""
+        steps = self._ea_steps(
+            input_ids,
+            temperature,
+            top_p,
+            top_k,
+            max_new_tokens,
+            max_length,
+            is_llama3,
+            relaxation_threshold,
+            verify,
+            seed,
+        )
+        return _growing(input_ids, steps)
+
+    def naivegenerate(
+        self,
+        input_ids: Tensor,
+        temperature: float = 0.0,
+        top_p: float = 0.0,
+        top_k: float = 0.0,
+        max_new_tokens: int = 512,
+        max_length: int = 2048,
+        log: bool = False,
+        is_llama3: bool = False,
+        *,
+        seed: int | None = None,
+    ) -> Tensor | tuple[Tensor, int, int]:
+        """As `eagenerate`, by the target alone."""
+        steps = self._ea_steps(
+            input_ids, temperature, top_p, top_k, max_new_tokens, max_length, is_llama3, None, None, seed, draft=False
+        )
+        return _all_at_once(input_ids, steps, log)
+
+    def naive_generate(
+        self,
+        input_ids: Tensor,
+        temperature: float = 0.0,
+        top_p: float = 0.0,
+        top_k: float = 0.0,
+        max_new_tokens: int = 512,
+        max_length: int = 2048,
+        log: bool = False,
+        is_llama3: bool = False,
+        *,
+        seed: int | None = None,
+    ) -> Iterator[Tensor]:
+        """As `naivegenerate`, yielding the growing ids after every token."""
+        steps = self._ea_steps(
+            input_ids, temperature, top_p, top_k, max_new_tokens, max_length, is_llama3, None, None, seed, draft=False
+        )
+        return _growing(input_ids, steps)
+
+    # --- shared ---
+
+    def _ea_steps(
+        self,
+        input_ids: Tensor,
+        temperature: float,
+        top_p: float,
+        top_k: float,
+        max_new_tokens: int,
+        max_length: int,
+        is_llama3: bool,
+        threshold: float | None,
+        verify: VerifyConfig | None,
+        seed: int | None,
+        draft: bool = True,
+    ) -> Iterator[Step]:
+        ids = self._ids(input_ids)
+        prompt = ids.shape[1]
+        limit = min(max_length, self.target.max_context)
+        if prompt >= limit:
+            raise ContextLengthError(
+                f"the prompt has {prompt} tokens, which leaves no room below max_length={max_length} and the target's "
+                f"context of {self.target.max_context}; shorten the prompt or raise max_length."
+            )
+        stop_ids = self._stop_ids
+        if is_llama3:
+            stop_ids |= {self.tokenizer.convert_tokens_to_ids("<|eot_id|>")} - {None, self.tokenizer.unk_token_id}
+        # EAGLE writes "off" as 0 for top_p as well.
+        sampling = SamplingConfig(temperature=temperature, top_p=top_p or 1.0, top_k=int(top_k), seed=seed)
+        verify = verify or VerifyConfig(rule="exact" if threshold is None else "mars", theta=threshold)
+        request = self._request(min(max_new_tokens, limit - prompt), None, verify, sampling, stop_ids)
+        return self._engine.speculate(ids, request) if draft else self._engine.autoregress(ids, request)
+
+    def _request(
+        self,
+        max_new_tokens: int,
+        draft: DraftConfig | None,
+        verify: VerifyConfig,
+        sampling: SamplingConfig | None,
+        stop_ids: Collection[int],
+    ) -> Request:
+        if max_new_tokens < 1:
+            raise ConfigError(f"max_new_tokens={max_new_tokens} leaves nothing to generate; use 1 or more.")
+        if verify.relaxes:
+            _announce(guarantee(verify))
+        return Request(
+            max_new_tokens=max_new_tokens,
+            draft=draft or self.draft,
+            verify=verify,
+            sampling=sampling or SamplingConfig(),
+            stop_ids=frozenset(stop_ids),
+            special_ids=self._special_ids,
+        )
+
+    def _ids(self, prompt: Prompt) -> Tensor:
+        if isinstance(prompt, str):
+            prompt = self.tokenizer(prompt).input_ids
+        ids = torch.as_tensor(prompt, dtype=torch.long)
+        if ids.dim() == 2 and ids.shape[0] != 1:
+            raise ConfigError(f"the prompt has {ids.shape[0]} rows; give one sequence at a time.")
+        if ids.dim() > 2 or ids.numel() == 0:
+            raise ConfigError("the prompt is empty; give at least one token.")
+        ids = ids.reshape(1, -1)
+        vocab = self.target.config.vocab_size
+        if ids.min() < 0 or ids.max() >= vocab:
+            raise ConfigError(f"the prompt holds ids outside 0..{vocab - 1}; use this target's tokenizer.")
+        return ids
+
+
+def _all_at_once(input_ids: Tensor, steps: Iterator[Step], log: bool) -> Tensor | tuple[Tensor, int, int]:
+    tokens: list[int] = []
+    index = -1
+    for index, step in enumerate(steps):  # noqa: B007 - the index of the last step is the result
+        tokens += step.tokens
+    ids = _appended(input_ids, tokens)
+    return (ids, len(tokens), max(index - 1, 0)) if log else ids  # the step of the prefill is no cycle
+
+
+def _growing(input_ids: Tensor, steps: Iterator[Step]) -> Iterator[Tensor]:
+    tokens: list[int] = []
+    for step in steps:
+        tokens += step.tokens
+        yield _appended(input_ids, tokens)
+
+
+def _appended(input_ids: Tensor, tokens: list[int]) -> Tensor:
+    new = torch.tensor([tokens], dtype=input_ids.dtype, device=input_ids.device)
+    return torch.cat((input_ids.reshape(1, -1), new), dim=1)
+
+
+def _stop_ids(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
+    """Every id that ends a response: the tokenizer's and all of the generation config's."""
+    configured = model.generation_config.eos_token_id if model.generation_config else None
+    ids = {tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured])}
+    return frozenset(i for i in ids if i is not None)
+
+
+def _special_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
+    """What relaxation leaves alone by default: the stop ids and every token that the tokenizer calls special."""
+    added = (i for i, token in tokenizer.added_tokens_decoder.items() if token.special)
+    vocab = model.config.get_text_config().vocab_size
+    ids = {*_stop_ids(model, tokenizer), *tokenizer.all_special_ids, *added}
+    return tuple(sorted(i for i in ids if i < vocab))
+
+
+_announced: set[str] = set()
+
+
+def _announce(promise: str) -> None:
+    """Say once per process, in words, that the text may differ from the target's own."""
+    if promise not in _announced:
+        _announced.add(promise)
+        logger.info("relaxed verification is on. %s", promise)
