@@ -46,19 +46,21 @@ class SamplingPlan:
             return torch.tensor(values, dtype=dtype, device=device)
 
         sampled = [c for c in configs if not c.greedy]
+        unwarped = SamplingConfig(temperature=1)
+        warps = [unwarped if c.greedy else c for c in configs]
         return cls(
             greedy=column([c.greedy for c in configs], torch.bool),
-            temperature=column([1.0 if c.greedy else c.temperature for c in configs], torch.float32),
-            top_k=column([c.top_k for c in configs], torch.int64),
-            top_p=column([c.top_p if c.top_p < 1 else float("inf") for c in configs], torch.float64),
-            min_p=column([c.min_p for c in configs], torch.float64),
+            temperature=column([c.temperature for c in warps], torch.float32),
+            top_k=column([c.top_k for c in warps], torch.int64),
+            top_p=column([c.top_p for c in warps], torch.float64),
+            min_p=column([c.min_p for c in warps], torch.float64),
             repetition=column([c.repetition_penalty for c in configs], torch.float32),
             presence=column([c.presence_penalty for c in configs], torch.float32),
             frequency=column([c.frequency_penalty for c in configs], torch.float32),
             draws=bool(sampled),
             tempered=any(c.temperature != 1 for c in sampled),
             max_top_k=max((c.top_k for c in sampled), default=0),
-            all_top_k=all(c.top_k for c in configs),
+            all_top_k=all(c.top_k for c in sampled),
             nucleus=any(c.top_p < 1 for c in sampled),
             floors=any(c.min_p > 0 for c in sampled),
             penalises=any(c.penalises for c in configs),
@@ -131,7 +133,8 @@ def cutoff(tempered: Tensor, plan: SamplingPlan) -> Tensor:
         before = share.cumsum(-1) - share  # the mass of all better tokens; the best one is kept whatever top_p is
         outside = (before >= plan.top_p.view(-1, 1, 1)) | (ranked == float("-inf"))
         outside[..., 0] = False
-        cut = torch.maximum(cut, ranked.masked_fill(outside, float("inf")).amin(-1, keepdim=True))
+        lowest = ranked.masked_fill(outside, float("inf")).amin(-1, keepdim=True)
+        cut = torch.where((plan.top_p < 1).view(-1, 1, 1), torch.maximum(cut, lowest), cut)
     if plan.floors:
         floor = tempered.amax(-1, keepdim=True) + plan.min_p.log().float().view(-1, 1, 1)
         cut = torch.maximum(cut, floor)

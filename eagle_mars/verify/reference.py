@@ -12,7 +12,7 @@ from torch import Tensor
 from eagle_mars.sampling import Coins, History, inverse_cdf, penalise
 from eagle_mars.tree import DraftTree
 from eagle_mars.verify.plan import MARGIN_RULES, RowPlan
-from eagle_mars.verify.rules import Acceptance, lookup
+from eagle_mars.verify.rules import REGISTRY, Acceptance
 from eagle_mars.verify.statistics import Candidates
 from eagle_mars.verify.verdict import Verdict
 
@@ -52,9 +52,9 @@ def verify_reference(
 def _accept(c: Candidates) -> Acceptance:
     """Each row's rule on each candidate; a batch of one rule needs no selection."""
     names = sorted(c.plan.rules)
-    result = lookup(names[0])(c)
+    result = REGISTRY[names[0]](c)
     for name in names[1:]:
-        rows, other = c.plan.rows_with({name}), lookup(name)(c)
+        rows, other = c.plan.rows_with({name}), REGISTRY[name](c)
         result = Acceptance(
             exact=torch.where(rows.unsqueeze(1), other.exact, result.exact),
             relaxed=torch.where(rows.unsqueeze(1), other.relaxed, result.relaxed),

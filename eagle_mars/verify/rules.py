@@ -8,6 +8,13 @@ No rule accepts a token with p = 0, a repeated sibling, or anything from NaN log
 |                 |                      | next token from p without the children          |         |                |
 | `mars`          | Lossy: t1, else t2   | Lossy: `exact`; only where it rejects every     | margin, | MARS paper,    |
 |                 | at low margin        | child and the margin is low: t1, else t2        | coins   | on a tree      |
+| `mars-paper`    | Lossy: as `mars`     | Lossy: as at T = 0, and the next token is t1    | margin  | MARS paper     |
+| `mars-released` | Lossless: t1         | Lossy: where the ratio of warped logits > theta | theta,  | MARS code,     |
+|                 |                      | the first sibling in {t1, t2}, else p;          | q,      | EAGLE_SPEC 5.2 |
+|                 |                      | elsewhere u < p(x) / (1 - p(earlier)) / q(x)    | coins   |                |
+| `typical`       | Lossless: t1         | Lossy: p(x) > min(epsilon, alpha exp(-H))       | entropy | Medusa         |
+| `topk-delta`    | Lossy: x in top-K and p(x) >= p(t1) - delta, p at T = 1 if greedy      | rank    | TensorRT-LLM   |
+| `prob-ratio`    | Lossy: x in top-K and p(x) >= rho p(t1), p at T = 1 if greedy          | rank    | vLLM 43184     |
 
 Low margin is z2 > theta z1 with z1 > 0 (`logit-ratio`) or z1 - z2 < gap (`logit-gap`).
 
@@ -22,7 +29,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eagle_mars.errors import ConfigError
 from eagle_mars.verify.statistics import Candidates
 
 
@@ -57,9 +63,61 @@ def mars(c: Candidates) -> Acceptance:
     relaxed = c.is_top2
     if c.plan.sampling.draws:
         rejected = ~c.any_sibling(accepted)
-        sampled = (c.is_top1 | c.is_top2) & rejected & (c.p > 0)
+        sampled = (c.is_top1 | c.is_top2) & rejected & c.has_mass
         relaxed = torch.where(greedy.unsqueeze(1), relaxed, sampled)
     return Acceptance(accepted, relaxed & _relaxable(c), c.valid, greedy)
+
+
+def mars_paper(c: Candidates) -> Acceptance:
+    """Algorithm 1 as printed: no coins at any temperature, so the text is nearly greedy."""
+    relaxed = c.is_top2 & _relaxable(c)
+    if c.plan.sampling.draws:
+        relaxed = relaxed & (c.has_mass | c.plan.sampling.greedy.unsqueeze(1))
+    always = torch.ones_like(c.plan.longest)
+    return Acceptance(c.is_top1, relaxed, torch.zeros_like(c.valid), always)
+
+
+def mars_released(c: Candidates) -> Acceptance:
+    """The released code's law (EAGLE_SPEC section 5.2), its division by q included; no guards, as there are none.
+
+    One difference: a masked runner-up (p = 0, reachable there when z1 < 0) is never accepted.
+    """
+    greedy = c.plan.sampling.greedy
+    if not c.plan.sampling.draws:
+        return exact(c)
+    follows_ratio = c.warped_ratio > c.plan.theta.unsqueeze(1)
+    follows_ratio = c.of_parent(follows_ratio & c.plan.released_ratio.unsqueeze(1) & ~greedy.unsqueeze(1))
+    q = c.tree.draft_logprob.double().exp().clamp(min=1e-10)
+    q = torch.where(c.plan.draft_q.unsqueeze(1), q, 1.0)
+    by_coin = torch.where(greedy.unsqueeze(1), c.is_top1, _first(c, _coin_below(c, c.p / q)))
+    by_ratio = _first(c, (c.is_top1 | c.is_top2) & c.has_mass)
+    return Acceptance(by_coin & ~follows_ratio, by_ratio & follows_ratio, c.valid & ~follows_ratio, greedy)
+
+
+def typical(c: Candidates) -> Acceptance:
+    """Medusa's criterion with the next token drawn from p; greedy rows accept t1 alone, as Medusa does."""
+    likely = torch.zeros_like(c.valid)
+    if c.plan.sampling.draws:
+        threshold = torch.minimum(c.plan.epsilon.unsqueeze(1), c.plan.alpha.unsqueeze(1) * (-c.entropy).exp())
+        likely = (c.p > c.of_parent(threshold)) & ~c.plan.sampling.greedy.unsqueeze(1)
+    return _likely(c, likely)
+
+
+def topk_delta(c: Candidates) -> Acceptance:
+    """TensorRT-LLM's relaxed acceptance, on a tree and in every phase."""
+    return _likely(c, c.is_ranked & c.has_mass & (c.p >= c.of_parent(c.p_top1) - c.plan.delta.unsqueeze(1)))
+
+
+def prob_ratio(c: Candidates) -> Acceptance:
+    """The vLLM proposals' acceptance, on a tree and in every phase."""
+    return _likely(c, c.is_ranked & c.has_mass & (c.p >= c.of_parent(c.p_top1) * c.plan.rho.unsqueeze(1)))
+
+
+def _likely(c: Candidates, likely: Tensor) -> Acceptance:
+    """Accept t1 and, by relaxation, every likely candidate; nothing was tested by coin, so nothing loses its mass."""
+    protected = c.of_parent(c.plan.protected.gather(1, c.top.t1)) | c.plan.protected.gather(1, c.tokens)
+    relaxed = likely & c.valid & ~c.is_top1 & ~protected
+    return Acceptance(c.is_top1, relaxed, torch.zeros_like(c.valid), c.plan.sampling.greedy)
 
 
 def _exact_child(c: Candidates) -> Tensor:
@@ -84,11 +142,12 @@ def _relaxable(c: Candidates) -> Tensor:
     return c.of_parent(c.low_margin & ~protected)
 
 
-REGISTRY: dict[str, Rule] = {"exact": exact, "mars": mars}
-
-
-def lookup(name: str) -> Rule:
-    """The rule of that name; `ConfigError` for one that isn't there."""
-    if name not in REGISTRY:
-        raise ConfigError(f"rule={name!r} is not available; use one of {', '.join(REGISTRY)}.")
-    return REGISTRY[name]
+REGISTRY: dict[str, Rule] = {
+    "exact": exact,
+    "mars": mars,
+    "mars-paper": mars_paper,
+    "mars-released": mars_released,
+    "typical": typical,
+    "topk-delta": topk_delta,
+    "prob-ratio": prob_ratio,
+}

@@ -159,12 +159,43 @@ class Candidates:
 
     def warped_logit(self, z: Tensor) -> Tensor:
         """[B, M] raw logits of tokens under each node's parent -> float64 warped logits, -inf where removed."""
-        w = z.float()
-        if self.plan.sampling.tempered:
-            w = w / self.plan.sampling.temperature.unsqueeze(1)
+        w = temper(z.unsqueeze(-1), self.plan.sampling).squeeze(-1)
         if self.cut is not None:
             w = w.masked_fill(w < self.of_parent(self.cut.squeeze(-1)), _MINUS_INF)
         return w.double()
+
+    @cached_property
+    def has_mass(self) -> Tensor:
+        """Not removed by the warpers, which is p > 0 without the log-sum-exp."""
+        return self.warped_logit(self.z) > _MINUS_INF
+
+    @cached_property
+    def p_top1(self) -> Tensor:
+        """float64 of the node itself: p(t1), greedy rows at T = 1. The warpers never remove t1."""
+        return (temper(self.top.z1.unsqueeze(-1), self.plan.sampling).squeeze(-1) - self.log_normaliser).exp()
+
+    @cached_property
+    def entropy(self) -> Tensor:
+        """float64 of the node itself: entropy of its warped distribution in nats."""
+        return torch.special.entr(self.warped.softmax(-1)).sum(-1).double()
+
+    @cached_property
+    def is_ranked(self) -> Tensor:
+        """The token is among the `rank` best of its parent's logits; ties at the last place count."""
+        best = self.logits.topk(min(self.plan.max_rank, self.logits.shape[-1]), dim=-1).values
+        last = (self.plan.rank.clamp(max=best.shape[-1]) - 1).view(-1, 1, 1).expand(-1, best.shape[1], 1)
+        return self.z >= self.of_parent(best.gather(-1, last).squeeze(-1).double())
+
+    @cached_property
+    def warped_ratio(self) -> Tensor:
+        """float64 of the node itself: the released code's ratio w2 / (w1 + 1e-10) of warped logits; 0 if V = 1."""
+        if self.logits.shape[-1] == 1:
+            return torch.zeros_like(self.top.z1)
+        pair = temper(torch.stack([self.top.z1, self.top.z2], dim=-1), self.plan.sampling)
+        if self.cut is not None:
+            pair = pair.masked_fill(pair < self.cut, _MINUS_INF)
+        w1, w2 = pair.double().unbind(-1)
+        return w2 / (w1 + 1e-10)
 
     @cached_property
     def mass_before(self) -> Tensor:

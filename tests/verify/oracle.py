@@ -20,7 +20,8 @@ class Case:
     parents: list[int]
     z: list[list[float]]
     p: list[list[Any]]
-    q: list[float] = field(default_factory=list)
+    w: list[list[float]] = field(default_factory=list)  # warped logits: `mars-released` alone looks at them
+    q: list[Any] = field(default_factory=list)
 
     def children(self, node: int) -> list[int]:
         return [i for i in range(1, len(self.parents)) if self.parents[i] == node]
@@ -53,16 +54,38 @@ def low_margin(case: Case, node: int, config: VerifyConfig) -> bool:
     return config.theta is not None and config.theta < 1 and z1 > 0 and z2 > config.theta * z1
 
 
-def exact_child(case: Case, node: int, greedy: bool, coins: list[Any]) -> int | None:
-    if greedy:
-        return next((i for i in case.tried(node) if case.tokens[i] == case.ranked(node)[0]), None)
+def follows_ratio(case: Case, node: int, config: VerifyConfig) -> bool:
+    if config.rule != "mars-released" or not config.released_ratio or len(case.w[node]) == 1:
+        return False
+    w1, w2 = (case.w[node][t] for t in case.ranked(node)[:2])
+    return w2 / (w1 + 1e-10) > config.theta
+
+
+def first_by_coin(case: Case, node: int, coins: list[Any], divide: bool) -> int | None:
+    """Children in draft order, each against its coin; the mass of a rejected child leaves the distribution."""
     rest = 1
     for i in case.tried(node):
         mass = case.p[node][case.tokens[i]]
-        if mass > 0 and (rest <= 0 or coins[i] < mass / rest):
+        q = case.q[i] if divide else 1
+        if mass > 0 and (rest <= 0 or coins[i] < mass / rest / q):
             return i
         rest -= mass
     return None
+
+
+def child_with(case: Case, node: int, token: int) -> int | None:
+    return next((i for i in case.tried(node) if case.tokens[i] == token), None)
+
+
+def likely(case: Case, node: int, child: int, config: VerifyConfig, greedy: bool) -> bool:
+    p, x, ranked = case.p[node], case.tokens[child], case.ranked(node)
+    if config.rule == "typical":
+        entropy = -sum(float(v) * math.log(v) for v in p if v > 0)
+        return not greedy and p[x] > min(config.epsilon, config.alpha * math.exp(-entropy))
+    rank = min(config.rank or {"topk-delta": 10, "prob-ratio": 3}[config.rule], len(p))
+    if p[x] == 0 or case.z[node][x] < case.z[node][ranked[rank - 1]]:
+        return False
+    return p[x] >= (p[ranked[0]] - config.delta if config.rule == "topk-delta" else p[ranked[0]] * config.rho)
 
 
 def options(
@@ -71,18 +94,27 @@ def options(
     """(exactly accepted child, children acceptable by relaxation, best first) at a node."""
     ranked = case.ranked(node)
     t1, t2 = (ranked * 2)[:2]
-    paper = config.rule == "mars-paper"
-    exact = exact_child(case, node, greedy or paper, coins)
-    if paper and exact is not None and case.p[node][t1] == 0:
-        exact = None
-    if config.rule == "exact" or not low_margin(case, node, config) or {t1, t2} & protected:
+    top = child_with(case, node, t1)
+    if config.rule == "mars-released" and not greedy:
+        if not follows_ratio(case, node, config):
+            return first_by_coin(case, node, coins, config.released_q == "draft"), []
+        return None, [i for i in case.tried(node) if case.tokens[i] in (t1, t2) and case.p[node][case.tokens[i]]][:1]
+    if config.rule in ("typical", "topk-delta", "prob-ratio"):
+        loose = [i for i in case.tried(node) if i != top and likely(case, node, i, config, greedy)]
+        loose = [i for i in loose if not {t1, case.tokens[i]} & protected]
+        return top, sorted(loose, key=lambda i: ranked.index(case.tokens[i]))
+    deterministic = greedy or config.rule == "mars-paper"
+    exact = top if deterministic else first_by_coin(case, node, coins, False)
+    if config.rule in ("exact", "mars-released") or not low_margin(case, node, config) or {t1, t2} & protected:
         return exact, []
-    wanted = [t2] if greedy or paper else [t1, t2]
-    relaxed = [i for t in wanted for i in case.tried(node) if case.tokens[i] == t]
+    wanted = [t2] if deterministic else [t1, t2]
+    relaxed = [
+        i for t in wanted if (i := child_with(case, node, t)) is not None and i != (top if deterministic else None)
+    ]
     if not greedy:
         relaxed = [i for i in relaxed if case.p[node][case.tokens[i]] > 0]
-        if exact is not None and not paper:
-            relaxed = []
+    if not deterministic and exact is not None:
+        relaxed = []
     return exact, relaxed
 
 
@@ -121,7 +153,8 @@ def verify(
     last = path[-1]
     if greedy or config.rule == "mars-paper":
         return Outcome(path, relaxed, case.ranked(last)[0], regret)
-    removed = {case.tokens[i] for i in case.children(last)}
+    tested = config.rule in ("exact", "mars", "mars-released") and not follows_ratio(case, last, config)
+    removed = {case.tokens[i] for i in case.children(last)} if tested else set()
     return Outcome(path, relaxed, inverse_cdf(case.p[last], draw, removed), regret)
 
 
