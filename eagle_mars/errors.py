@@ -25,3 +25,7 @@ class ContextLengthError(EagleMarsError, ValueError):
 
 class LogitsError(EagleMarsError):
     """The target produced NaN, or a row with no finite logit: nothing may be accepted from it."""
+
+
+class EmbeddedModelError(EagleMarsError):
+    """The embedded target can't be had: its PyPI package is missing, incomplete or unreadable."""

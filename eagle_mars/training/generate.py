@@ -1,0 +1,251 @@
+"""Batched generation with slot refill: the target answers many requests at once and its states are kept."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from eagle_mars.errors import ConfigError
+from eagle_mars.training.prompts import Request, Requests, mentions_held_out_topic
+from eagle_mars.training.shards import Sequence, Source, shard_path, write_shard
+from eagle_mars.training.slots import Slots, use_slots
+from eagle_mars.training.taps import fused, tapped
+
+_MAX_QUESTION_TOKENS = 96
+_MIN_QUESTION_TOKENS = 4
+_QUESTION_TEMPERATURE = 0.85
+_LOOP_NGRAM = 16
+_SENTINEL = "QUESTION"
+
+
+class Fate(Enum):
+    """What becomes of a row after a token."""
+
+    GOES_ON = auto()
+    DONE = auto()
+    DROPPED = auto()
+
+
+@dataclass(frozen=True)
+class ChatFrame:
+    """Token ids around a user's question: prefix + question + suffix is a prompt."""
+
+    prefix: list[int]
+    suffix: list[int]
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerBase) -> ChatFrame:
+        text = _render(tokenizer, _SENTINEL)
+        before, after = text.split(_SENTINEL)
+        encode = partial(tokenizer.encode, add_special_tokens=False)
+        return cls(encode(before), encode(after))
+
+
+@dataclass
+class Row:
+    """One sequence in flight. Its first ``slots.lengths[slot]`` tokens are already fed."""
+
+    index: int
+    request: Request
+    rng: random.Random
+    tokens: list[int]
+    source: list[int]
+    kind: Source  # of the next drawn token
+
+    def extend(self, ids: list[int], kind: Source) -> None:
+        self.tokens += ids
+        self.source += [kind] * len(ids)
+
+    @property
+    def temperature(self) -> float:
+        return _QUESTION_TEMPERATURE if self.kind is Source.QUESTION else self.request.temperature
+
+    def drawn(self) -> list[int]:
+        """Tokens of the current kind: the question or the answer so far."""
+        return self.tokens[self.source.index(self.kind) :]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a shard's completion reports."""
+
+    path: Path
+    sequences: int
+    tokens: int  # drawn by this run so far, prompts not counted
+    tokens_per_second: float
+
+
+class Generator:
+    """Decodes requests of ``source`` with ``model``; one process, one thread pool, many rows."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        source: Requests,
+        *,
+        seed: int = 0,
+        n_rows: int = 96,
+        max_length: int = 512,
+    ) -> None:
+        self.model, self.tokenizer, self.source = model, tokenizer, source
+        self.seed, self.n_rows, self.max_length = seed, n_rows, max_length
+        self.frame = ChatFrame.of(tokenizer)
+        if len(self.frame.prefix) + _MAX_QUESTION_TOKENS + len(self.frame.suffix) >= max_length:
+            raise ConfigError(f"max_length {max_length} leaves no room for a question; raise it.")
+        eos = model.generation_config.eos_token_id
+        self.stop_ids = set(eos if isinstance(eos, list) else [eos]) | {tokenizer.eos_token_id}
+        use_slots(model)
+
+    @torch.inference_mode()
+    def run(self, indices: Iterator[int]) -> Iterator[tuple[int, Sequence | None]]:
+        """Yield (index, sequence) as they finish, in any order; None for a question that may not be used."""
+        slots = Slots(self.model, self.n_rows, self.max_length)
+        width = self.model.config.get_text_config().hidden_size
+        features = torch.zeros(self.n_rows, self.max_length, 3 * width, dtype=torch.bfloat16)
+        hidden = torch.zeros(self.n_rows, self.max_length, width, dtype=torch.bfloat16)
+        rows: dict[int, Row] = {}
+        with tapped(self.model) as taps:
+            n_shared = self._prefill(slots, taps, features, hidden)
+            while True:
+                for slot in range(self.n_rows):
+                    if slot not in rows and (index := next(indices, None)) is not None:
+                        rows[slot] = self._open(index)
+                        slots.lengths[slot] = n_shared
+                if not rows:
+                    return
+                order = sorted(rows)
+                positions = [slots.lengths[slot] for slot in order]
+                tokens = [rows[slot].tokens[at] for slot, at in zip(order, positions, strict=True)]
+                out = self._forward(slots, order, tokens, positions)
+                features[order, positions] = fused(taps)[:, 0].to("cpu", torch.bfloat16)
+                hidden[order, positions] = out.to("cpu", torch.bfloat16)
+                drawing = [i for i, slot in enumerate(order) if slots.lengths[slot] == len(rows[slot].tokens)]
+                chosen = self._draw(out[drawing], [rows[order[i]] for i in drawing]) if drawing else []
+                for i, token in zip(drawing, chosen, strict=True):
+                    slot = order[i]
+                    fate = self._append(rows[slot], token)
+                    if fate is not Fate.GOES_ON:
+                        row = rows.pop(slot)
+                        n = len(row.tokens) - 1
+                        states = features[slot, :n].clone(), hidden[slot, :n].clone()
+                        yield row.index, _sequence(row, *states) if fate is Fate.DONE else None
+
+    def _prefill(self, slots: Slots, taps: dict[int, Tensor], features: Tensor, hidden: Tensor) -> int:
+        """Feed what all prompts share, except its last token: a row needs the output there to start from."""
+        shared = self.frame.prefix[:-1]
+        for at, token in enumerate(shared):
+            out = self._forward(slots, [0], [token], [at])
+            features[:, at], hidden[:, at] = fused(taps)[0, 0].to("cpu"), out[0].to("cpu")
+        slots.share_prefix()
+        return len(shared)
+
+    def _forward(self, slots: Slots, order: list[int], tokens: list[int], positions: list[int]) -> Tensor:
+        """One token per row -> final hidden states [B, H]."""
+        slots.select(order)
+        device = self.model.device
+        out = self.model.get_decoder()(
+            input_ids=torch.tensor(tokens, device=device)[:, None],
+            position_ids=torch.tensor(positions, device=device)[:, None],
+            use_cache=False,
+            slots=slots,
+        )
+        slots.advance()
+        return out.last_hidden_state[:, 0]
+
+    def _open(self, index: int) -> Row:
+        request = self.source[index]
+        row = Row(index, request, random.Random(f"{self.seed}/coins/{index}"), [], [], Source.QUESTION)
+        row.extend(self.frame.prefix, Source.PROMPT)
+        if request.question is not None:
+            row.extend(self.tokenizer.encode(request.question, add_special_tokens=False), Source.PROMPT)
+            self._ask(row, self.frame.suffix)
+        return row
+
+    def _ask(self, row: Row, suffix: list[int]) -> None:
+        row.extend(suffix, Source.PROMPT)
+        row.kind = Source.GREEDY if row.request.temperature == 0 else Source.SAMPLED
+
+    def _draw(self, hidden: Tensor, rows: list[Row]) -> list[int]:
+        """One token per row by inverse CDF of the row's own coin, or the argmax at temperature 0."""
+        logits = self.model.get_output_embeddings()(hidden).float()
+        chosen = logits.argmax(-1)
+        warm = [i for i, row in enumerate(rows) if row.temperature > 0]
+        if warm:
+            temperatures = torch.tensor([rows[i].temperature for i in warm], device=logits.device)
+            cdf = (logits[warm] / temperatures[:, None]).softmax(-1).cumsum(-1)
+            coins = torch.tensor([rows[i].rng.random() for i in warm], device=logits.device)
+            # Scaled by the last entry: rounding may leave the total below the coin.
+            picks = torch.searchsorted(cdf, (coins * cdf[:, -1])[:, None]).squeeze(-1)
+            chosen[warm] = picks.clamp_max(cdf.shape[-1] - 1)
+        return chosen.tolist()
+
+    def _append(self, row: Row, token: int) -> Fate:
+        row.extend([token], row.kind)
+        drawn = row.drawn()
+        full = len(row.tokens) >= self.max_length
+        if row.kind is not Source.QUESTION:
+            stopped = token in self.stop_ids or len(drawn) >= row.request.max_answer_tokens
+            return Fate.DONE if stopped or full or _loops(drawn) else Fate.GOES_ON
+        closed = token in self.stop_ids or token == self.frame.suffix[0]
+        if not closed and len(drawn) < _MAX_QUESTION_TOKENS:
+            return Fate.GOES_ON
+        question = str(self.tokenizer.decode(drawn[:-1] if closed else drawn))
+        if len(drawn) < _MIN_QUESTION_TOKENS or mentions_held_out_topic(question):
+            return Fate.DROPPED
+        self._ask(row, self.frame.suffix[1:] if closed else self.frame.suffix)
+        return Fate.GOES_ON
+
+
+def _sequence(row: Row, features: Tensor, hidden: Tensor) -> Sequence:
+    tokens = torch.tensor(row.tokens, dtype=torch.int32)
+    return Sequence(row.index, tokens, torch.tensor(row.source, dtype=torch.int8), features, hidden)
+
+
+def _loops(answer: list[int]) -> bool:
+    """Whether the last few tokens already occurred twice before in this answer."""
+    if len(answer) % _LOOP_NGRAM or len(answer) < 3 * _LOOP_NGRAM:
+        return False
+    tail = answer[-_LOOP_NGRAM:]
+    starts = (i for i, token in enumerate(answer[:-_LOOP_NGRAM]) if token == tail[0])
+    return sum(answer[i : i + _LOOP_NGRAM] == tail for i in starts) >= 2
+
+
+def _render(tokenizer: PreTrainedTokenizerBase, question: str) -> str:
+    messages = [{"role": "user", "content": question}]
+    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+
+def generate_shards(
+    generator: Generator, directory: Path, *, n_shards: int, worker: int = 0, n_workers: int = 1, per_shard: int = 64
+) -> Iterator[Progress]:
+    """Write the shards of one worker (numbers = worker mod n_workers); those that exist already are skipped.
+
+    Sequence i belongs to shard i // per_shard and depends on (seed, i) only, so a killed run is continued by running
+    it again: it loses the sequences of unfinished shards and nothing else.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    numbers = [n for n in range(worker, n_shards, n_workers) if not shard_path(directory, n).exists()]
+    waiting = dict.fromkeys(numbers, per_shard)
+    ready: dict[int, list[Sequence]] = {n: [] for n in numbers}
+    indices = (index for n in numbers for index in range(n * per_shard, (n + 1) * per_shard))
+    began, total = time.monotonic(), 0
+    for index, sequence in generator.run(indices):
+        n = index // per_shard
+        waiting[n] -= 1
+        if sequence is not None:
+            ready[n].append(sequence)
+            total += int((sequence.source != Source.PROMPT).sum())
+        if waiting[n] == 0:
+            sequences = ready.pop(n)
+            path = write_shard(directory, n, sequences)
+            yield Progress(path, len(sequences), total, total / (time.monotonic() - began))

@@ -1,0 +1,97 @@
+"""A new EAGLE-3 head that starts from the target: draft vocabulary, feature scales, and copied weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from eagle_mars.draft.eagle3 import Eagle3Head
+from eagle_mars.draft.layers import HeadConfig
+from eagle_mars.training.dataset import ShardDataset
+from eagle_mars.training.shards import Source
+from eagle_mars.training.taps import tap_layers
+
+_SAMPLE_SEQUENCES = 96
+
+
+def sample_states(dataset: ShardDataset) -> tuple[Tensor, Tensor]:
+    """Features [N, 3H] and final hidden states [N, H] at drawn tokens of sequences spread over the data."""
+    step = max(1, len(dataset.entries) // _SAMPLE_SEQUENCES)
+    batch = dataset.batch(dataset.entries[::step][:_SAMPLE_SEQUENCES])
+    drawn = batch.source != Source.PROMPT
+    return batch.features[drawn], batch.hidden[drawn]
+
+
+def draft_vocabulary(tokens: Tensor, hidden: Tensor, lm_head: nn.Module, vocab_size: int, size: int) -> Tensor:
+    """The ``size`` target ids that the target most likely draws, ascending.
+
+    Counts of drawn tokens alone say little about the rare ones; the target's own probabilities on a sample of states
+    add, for every drawn token, the mass of what could have stood there.
+    """
+    counts = torch.bincount(tokens, minlength=vocab_size).float()
+    mass = torch.zeros(vocab_size)
+    with torch.inference_mode():
+        for rows in hidden.split(512):
+            mass += lm_head(rows).float().softmax(-1).sum(0)
+    score = counts + mass * (len(tokens) / len(hidden))
+    return score.topk(min(size, vocab_size)).indices.sort().values
+
+
+def feature_scales(features: Tensor) -> Tensor:
+    """Median root mean square of each of the three taps: [3]. The median ignores the first token's massive ones."""
+    return features.view(len(features), 3, -1).square().mean(-1).sqrt().median(0).values
+
+
+def head_config(model: PreTrainedModel, draft_vocab_size: int) -> HeadConfig:
+    """A head shaped like one layer of ``model``."""
+    config = model.config.get_text_config()
+    return HeadConfig(
+        hidden_size=config.hidden_size,
+        feature_size=3 * config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        vocab_size=config.vocab_size,
+        draft_vocab_size=draft_vocab_size,
+        rms_norm_eps=config.rms_norm_eps,
+        hidden_act=config.hidden_act,
+        rope_theta=config.rope_parameters["rope_theta"],
+        max_position_embeddings=config.max_position_embeddings,
+        capture_layers=tap_layers(config.num_hidden_layers),
+    )
+
+
+@torch.no_grad()
+def new_head(model: PreTrainedModel, vocabulary: Tensor, scales: Tensor, noise: float = 0.01) -> Eagle3Head:
+    """A head in fp32 that takes features *divided by their scales* and begins as the target's last layer.
+
+    ``fc`` passes the highest tap through. That tap then has unit scale, where the target's last layer expects
+    ``scales[2]``, so what the layer adds to it is divided by the same number.
+    """
+    head = Eagle3Head(head_config(model, len(vocabulary))).float()
+    for parameter in head.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=noise)
+    decoder: Any = model.get_decoder()
+    last, layer = decoder.layers[-1], head.midlayer
+    size = head.config.hidden_size
+    head.fc.weight[:, 2 * size :] += torch.eye(size)
+    layer.hidden_norm.weight.copy_(last.input_layernorm.weight)
+    layer.post_attention_layernorm.weight.copy_(last.post_attention_layernorm.weight)
+    for name in ("q_proj", "k_proj", "v_proj"):
+        getattr(layer.self_attn, name).weight[:, size:] = getattr(last.self_attn, name).weight
+    layer.self_attn.o_proj.weight.copy_(last.self_attn.o_proj.weight / scales[2])
+    layer.mlp.gate_proj.weight.copy_(last.mlp.gate_proj.weight)
+    layer.mlp.up_proj.weight.copy_(last.mlp.up_proj.weight)
+    layer.mlp.down_proj.weight.copy_(last.mlp.down_proj.weight / scales[2])
+    head.norm.weight.copy_(decoder.norm.weight)
+    lm_head: Any = model.get_output_embeddings()
+    head.lm_head.weight.copy_(lm_head.weight[vocabulary])
+    if len(vocabulary) < head.config.vocab_size:
+        head.d2t.copy_(vocabulary - torch.arange(len(vocabulary)))
+        head.t2d[vocabulary] = True
+    return head
