@@ -1,0 +1,61 @@
+"""A toy target with a chat template, and shards that it wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from eagle_mars.training.generate import Generator, generate_shards
+from eagle_mars.training.prompts import Request
+from tests.tiny import VOCAB, tiny_model
+
+EOS = 1
+TEMPLATE = (
+    "{% for m in messages %}<s>{{ m['content'] }}<e>{% endfor %}{% if add_generation_prompt %}<s>{% endif %}"
+)
+
+
+class ToyRequests:
+    """Every third question is given; temperatures alternate."""
+
+    def __getitem__(self, index: int) -> Request:
+        question = f"abc{index}" if index % 3 == 0 else None
+        return Request(question, (0.0, 0.7, 1.0)[index % 3], 6 + index % 5)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One token per character; "<s>" and "<e>" are special, "<e>" ends a turn."""
+    characters = [chr(c) for c in range(33, 33 + VOCAB - 3)]
+    vocab = {token: i for i, token in enumerate(["<u>", "<e>", "<s>", *characters])}
+    backend = Tokenizer(models.WordLevel(vocab, unk_token="<u>"))
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    backend.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="<e>", bos_token="<s>", unk_token="<u>", chat_template=TEMPLATE
+    )
+
+
+@pytest.fixture
+def target() -> PreTrainedModel:
+    model = tiny_model("Llama")
+    model.generation_config.eos_token_id = EOS
+    return model
+
+
+@pytest.fixture
+def make_generator(target: PreTrainedModel, tokenizer: PreTrainedTokenizerFast):
+    """Generators over the same target, as a fresh process would make them."""
+    return lambda: Generator(target, tokenizer, ToyRequests(), n_rows=4, max_length=128)
+
+
+@pytest.fixture
+def shards(make_generator, tmp_path: Path) -> Path:
+    """Three shards of six toy sequences."""
+    directory = tmp_path / "shards"
+    for _ in generate_shards(make_generator(), directory, n_shards=3, per_shard=6):
+        pass
+    return directory
