@@ -6,6 +6,11 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+from eagle_mars.draft.eagle1 import Eagle1Head
+from eagle_mars.draft.eagle3 import Eagle3Head
+from eagle_mars.draft.head import Head
+from eagle_mars.draft.layers import HeadConfig
+
 VOCAB = 96
 
 _COMMON = {
@@ -49,3 +54,28 @@ def tiny_model(family: str, seed: int = 0, **overrides) -> PreTrainedModel:
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
     return model
+
+
+def tiny_head(model: PreTrainedModel, eagle: int = 3, seed: int = 1) -> Head:
+    """A random head bound to `model`; with a small vocabulary its trees still hit the target's choice now and then."""
+    config = model.config
+    capture = (2, config.num_hidden_layers // 2, config.num_hidden_layers - 3) if eagle == 3 else ()
+    sizes = HeadConfig(
+        hidden_size=config.hidden_size,
+        feature_size=config.hidden_size * max(len(capture), 1),
+        intermediate_size=48,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        vocab_size=config.vocab_size,
+        draft_vocab_size=config.vocab_size,
+        fc_bias=eagle == 1,
+        capture_layers=capture,
+    )
+    torch.manual_seed(seed)
+    head = (Eagle3Head if eagle == 3 else Eagle1Head)(sizes, own_embedding=False).eval().requires_grad_(False)
+    for parameter in head.parameters():
+        if parameter.dim() > 1:
+            parameter.normal_(0, 0.2)
+    head.bind(model.get_input_embeddings(), model.get_output_embeddings())
+    return head

