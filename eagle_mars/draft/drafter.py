@@ -60,8 +60,6 @@ class Drafter:
             output = self.head(self.head.fuse(piece), tokens, positions, mask, self._cache, self.rows)
             self._output, self.rows = output[:, -1:], end
 
-    commit = extend  # the engine's word for it once a cycle has been verified
-
     @torch.no_grad()
     def grow(self, root: Tensor) -> DraftTree:
         """The draft tree under `root` [B]: the token that ended the last `extend`."""

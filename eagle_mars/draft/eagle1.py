@@ -1,4 +1,4 @@
-"""The head of EAGLE-1 and EAGLE-2, which differ in the tree only (arXiv 2401.15077, 2406.16858; EAGLE_SPEC section 2)."""
+"""The EAGLE-1/2 head (arXiv 2401.15077, 2406.16858; EAGLE_SPEC section 2): the two differ in the tree only."""
 
 from __future__ import annotations
 
