@@ -50,21 +50,26 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(args.target, dtype=torch.float32).eval()
     dataset = ShardDataset(args.data)
     held_out = ShardDataset(args.held_out) if args.held_out else None
-    start = args.run / "checkpoint.pt"
-    start = start if start.exists() else args.start_from
-    if start:
-        state = torch.load(start, map_location="cpu", weights_only=True)
+    checkpoint = args.run / "checkpoint.pt"
+    if checkpoint.exists():
+        # The weights follow in Trainer.resume; what they mean must be known to build the head.
+        state = torch.load(checkpoint, map_location="cpu", weights_only=True)
         scales, vocabulary = state["scales"], state["vocabulary"]
         head = initialise.new_head(model, vocabulary, scales)
-        head.load_state_dict(state["head"])
     else:
         features, hidden = initialise.sample_states(dataset)
         lm_head = model.get_output_embeddings()
-        scales = initialise.feature_scales(features)
         vocabulary = initialise.draft_vocabulary(
             dataset.drawn_tokens(), hidden, lm_head, model.config.vocab_size, args.draft_vocab
         )
-        head = initialise.new_head(model, vocabulary, scales)
+        if args.start_from:
+            state = torch.load(args.start_from, map_location="cpu", weights_only=True)
+            scales = state["scales"]
+            head = initialise.new_head(model, vocabulary, scales)
+            initialise.adopt(head, state["head"], vocabulary, state["vocabulary"])
+        else:
+            scales = initialise.feature_scales(features)
+            head = initialise.new_head(model, vocabulary, scales)
     head.to(args.device)
     head.bind(model.get_input_embeddings().requires_grad_(False).to(args.device), model.get_output_embeddings())
     trainer = Trainer(

@@ -95,3 +95,13 @@ def new_head(model: PreTrainedModel, vocabulary: Tensor, scales: Tensor, noise: 
         head.d2t.copy_(vocabulary - torch.arange(len(vocabulary)))
         head.t2d[vocabulary] = True
     return head
+
+
+@torch.no_grad()
+def adopt(head: Eagle3Head, state: dict[str, Tensor], vocabulary: Tensor, old_vocabulary: Tensor) -> None:
+    """Take over the weights of an earlier head, whose draft vocabulary may differ: new ids keep the target's rows."""
+    shared = torch.isin(vocabulary, old_vocabulary)
+    rows = head.lm_head.weight.clone()
+    rows[shared] = state["lm_head.weight"][torch.searchsorted(old_vocabulary, vocabulary[shared])]
+    ours = {name: state[name] for name in state if name not in ("lm_head.weight", "d2t", "t2d")}
+    head.load_state_dict(ours | {"lm_head.weight": rows}, strict=False)

@@ -63,13 +63,13 @@ def _attend(
     n_groups = keys.shape[1]
     at = [slots.lengths[row] for row in slots.rows]
     keys[slots.rows, :, at], values[slots.rows, :, at] = key[:, :, 0], value[:, :, 0]
-    out = torch.empty_like(query)
-    for i, row in enumerate(slots.rows):
-        k, v = keys[row, None, :, : at[i] + 1], values[row, None, :, : at[i] + 1]
-        # The query heads of one group stand as query rows: no repeated keys, no mask.
-        q = query[i].view(1, n_groups, n_heads // n_groups, head_dim)
-        out[i] = F.scaled_dot_product_attention(q, k, v, scale=scaling).view(n_heads, 1, head_dim)
-    return out.transpose(1, 2), None
+    # The query heads of one group stand as query rows: no repeated keys, no mask.
+    queries = query.view(-1, 1, n_groups, n_heads // n_groups, head_dim).unbind(0)
+    out = [
+        F.scaled_dot_product_attention(q, keys[row, None, :, : n + 1], values[row, None, :, : n + 1], scale=scaling)
+        for q, row, n in zip(queries, slots.rows, at, strict=True)
+    ]
+    return torch.stack(out).view(-1, 1, n_heads, head_dim), None
 
 
 def use_slots(model: PreTrainedModel) -> None:

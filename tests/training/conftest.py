@@ -13,9 +13,7 @@ from eagle_mars.training.prompts import Request
 from tests.tiny import VOCAB, tiny_model
 
 EOS = 1
-TEMPLATE = (
-    "{% for m in messages %}<s>{{ m['content'] }}<e>{% endfor %}{% if add_generation_prompt %}<s>{% endif %}"
-)
+TEMPLATE = "{% for m in messages %}<s>{{ m['content'] }}<e>{% endfor %}{% if add_generation_prompt %}<s>{% endif %}"
 
 
 class ToyRequests:

@@ -66,7 +66,9 @@ def test_a_killed_run_continues_to_the_same_shards(make_generator, shards, tmp_p
 
 def test_two_workers_make_the_shards_of_one(make_generator, shards, tmp_path):
     for worker in range(2):
-        for _ in generate_shards(make_generator(), tmp_path / "two", n_shards=3, per_shard=6, worker=worker, n_workers=2):
+        for _ in generate_shards(
+            make_generator(), tmp_path / "two", n_shards=3, per_shard=6, worker=worker, n_workers=2
+        ):
             pass
     assert_same_shards(shards_of(tmp_path / "two"), shards_of(shards))
 
