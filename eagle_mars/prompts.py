@@ -29,9 +29,9 @@ def read_prompts(path: Path) -> list[str]:
 
 def _first_turn(path: Path, number: int, line: str) -> str:
     try:
-        turn = json.loads(line)["turns"][0]
-    except (ValueError, KeyError, IndexError, TypeError):
-        turn = None
-    if not isinstance(turn, str):
+        turns = json.loads(line)["turns"]
+    except (ValueError, KeyError, TypeError):
+        turns = None
+    if not (isinstance(turns, list) and turns and isinstance(turns[0], str)):
         raise ConfigError(f'{path}:{number} is no question; a line looks like {{"question_id": 1, "turns": ["..."]}}.')
-    return turn
+    return turns[0]

@@ -31,3 +31,11 @@ def _no_forgotten_memory() -> Iterator[None]:
     torch.utils.deterministic.fill_uninitialized_memory = True
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="session")
+def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Paths of a tiny target, with tokenizer, and of its head."""
+    from tests.tiny_pair import save_pair
+
+    return save_pair(tmp_path_factory.mktemp("pair"))

@@ -56,8 +56,11 @@ def tiny_model(family: str, seed: int = 0, **overrides) -> PreTrainedModel:
     return model
 
 
-def tiny_head(model: PreTrainedModel, eagle: int = 3, seed: int = 1) -> Head:
-    """A random head bound to `model`; with a small vocabulary its trees still hit the target's choice now and then."""
+def tiny_head(model: PreTrainedModel, eagle: int = 3, seed: int = 1, draft_ids: torch.Tensor | None = None) -> Head:
+    """A random head bound to `model`; with a small vocabulary its trees still hit the target's choice now and then.
+
+    draft_ids: ascending target ids of an EAGLE-3 head's draft vocabulary; None is the whole vocabulary.
+    """
     config = model.config
     capture = (2, config.num_hidden_layers // 2, config.num_hidden_layers - 3) if eagle == 3 else ()
     sizes = HeadConfig(
@@ -68,7 +71,7 @@ def tiny_head(model: PreTrainedModel, eagle: int = 3, seed: int = 1) -> Head:
         num_kv_heads=2,
         head_dim=8,
         vocab_size=config.vocab_size,
-        draft_vocab_size=config.vocab_size,
+        draft_vocab_size=config.vocab_size if draft_ids is None else len(draft_ids),
         fc_bias=eagle == 1,
         capture_layers=capture,
     )
@@ -77,5 +80,8 @@ def tiny_head(model: PreTrainedModel, eagle: int = 3, seed: int = 1) -> Head:
     for parameter in head.parameters():
         if parameter.dim() > 1:
             parameter.normal_(0, 0.2)
+    if draft_ids is not None:
+        head.d2t.copy_(draft_ids - torch.arange(len(draft_ids)))
+        head.t2d[draft_ids] = True
     head.bind(model.get_input_embeddings(), model.get_output_embeddings())
     return head

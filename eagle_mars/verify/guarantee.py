@@ -8,8 +8,8 @@ _LOSSY = {
     "mars-paper": "Lossy: takes the target's top-1, or its runner-up where the margin is low, at any temperature",
     "mars-released": "Lossy, for reproduction only: the law of the released MARS code, biased even without relaxation",
     "typical": "Lossy: accepts every draft that is likely enough for the target's entropy (Medusa)",
-    "topk-delta": "Lossy: accepts drafts among the best tokens whose probability is near the top-1's (TensorRT-LLM)",
-    "prob-ratio": "Lossy: accepts drafts among the best tokens whose probability is a share of the top-1's (vLLM proposals)",
+    "topk-delta": "Lossy: accepts drafts among the best tokens with a probability near the top-1's (TensorRT-LLM)",
+    "prob-ratio": "Lossy: accepts drafts among the best tokens with a given share of the top-1's probability (vLLM)",
 }
 
 

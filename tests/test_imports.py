@@ -1,0 +1,81 @@
+"""The direction of imports (DESIGN section 2), and what a plain `import eagle_mars` may load."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "eagle_mars"
+
+# What a module may import of this package; a folder's name stands for everything in it.
+ALLOWED = {
+    "errors": set(),
+    "config": {"errors"},
+    "tree": {"errors"},
+    "result": set(),
+    "text": set(),
+    "sampling": {"tree", "config", "errors"},
+    "cache": {"config", "errors", "tree"},
+    "target": {"cache", "config", "errors", "tree"},
+    "draft": {"draft", "config", "errors", "tree"},
+    "verify": {"verify", "sampling", "config", "errors", "tree"},
+    "engine": {"draft", "target", "cache", "verify", "sampling", "result", "config", "errors", "tree"},
+}
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def owner(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return parts[0]
+
+
+def imported(path: Path) -> set[str]:
+    """First names below `eagle_mars` that a file imports at run time."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "eagle_mars":
+            parts = node.module.split(".")[1:]
+            found |= {parts[0]} if parts else {alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("eagle_mars.")}
+    return found
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_only_go_down(path: Path) -> None:
+    name = owner(path)
+    if name in ALLOWED:
+        assert imported(path) <= ALLOWED[name]
+
+
+def test_no_library_module_knows_the_outer_layers() -> None:
+    for path in modules():
+        text = path.read_text("utf-8")
+        assert "import evaluation" not in text
+        assert "from evaluation" not in text
+        assert "from scripts" not in text
+
+
+def test_files_stay_small() -> None:
+    assert not [path for path in modules() if len(path.read_text("utf-8").splitlines()) > 400]
+
+
+def test_plain_import_is_light() -> None:
+    heavy = ["torch", "triton", "transformers", "fastchat", "gradio", "matplotlib", "typer"]
+    code = f"import sys, eagle_mars; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_using_the_model_needs_no_kernel_and_no_extra() -> None:
+    heavy = ["fastchat", "gradio", "matplotlib", "gguf", "eagle_mars.verify.kernels"]
+    code = f"import sys, eagle_mars; eagle_mars.EaModel; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
