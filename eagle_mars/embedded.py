@@ -7,6 +7,7 @@ directory, as plain safetensors with its tokenizer. fp32: the dequantised values
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 import tempfile
@@ -24,7 +25,7 @@ _GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 # The tree that pays on two CPU cores, where every node costs time (docs/results/sweep.md).
 EMBEDDED_DRAFT = DraftConfig(total_token=8, depth=3, top_k=4)
 # Written last inside the directory that is then renamed: a directory without it isn't a finished conversion.
-_SEAL = "eagle_mars.converted"
+_SEAL = "converted.json"
 
 
 def cache_home() -> Path:
@@ -68,11 +69,12 @@ def _gguf_file() -> Path:
 
 def _complete(path: Path) -> bool:
     """Whether a finished conversion is there with the very sizes that were written."""
-    seal = path / _SEAL
-    if not seal.is_file():
+    try:
+        sizes: dict[str, int] = json.loads((path / _SEAL).read_text("utf-8"))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return False
-    recorded = dict(line.rsplit(" ", 1) for line in seal.read_text("utf-8").splitlines())
-    return all((path / name).is_file() and (path / name).stat().st_size == int(size) for name, size in recorded.items())
+    files = {name: path / name for name in sizes}
+    return all(file.is_file() and file.stat().st_size == sizes[name] for name, file in files.items())
 
 
 def _convert(gguf: Path, path: Path) -> None:
@@ -82,8 +84,8 @@ def _convert(gguf: Path, path: Path) -> None:
     try:
         _write_checkpoint(gguf, work)
         work.chmod(0o755)  # mkdtemp's 0700 would hide a shared cache from other users
-        sizes = [f"{file.name} {file.stat().st_size}" for file in sorted(work.iterdir())]
-        (work / _SEAL).write_text("\n".join(sizes) + "\n", "utf-8")
+        sizes = {file.name: file.stat().st_size for file in sorted(work.iterdir())}
+        (work / _SEAL).write_text(json.dumps(sizes, indent=2) + "\n", "utf-8")
         _publish(work, path)
     finally:
         shutil.rmtree(work, ignore_errors=True)
