@@ -119,7 +119,7 @@ def infer_config(tensors: Mapping[str, Tensor], raw: Mapping[str, Any], target: 
     try:
         Rotary(config)
     except (KeyError, TypeError) as error:
-        raise CheckpointError(f"rope_scaling={scaling} in config.json is incomplete: {error} is missing.") from error
+        raise CheckpointError(f"rope_scaling={scaling} in config.json is incomplete: {error.args[0]}.") from error
     return config
 
 
