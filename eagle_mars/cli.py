@@ -17,7 +17,7 @@ from eagle_mars.config import Branch, DraftConfig, Margin, Rule, SamplingConfig,
 from eagle_mars.errors import ConfigError, EagleMarsError
 
 if TYPE_CHECKING:
-    from eagle_mars.model import EaModel
+    from eagle_mars.model import EaModel, Method
 
 app = typer.Typer(
     add_completion=False,
@@ -139,7 +139,7 @@ def compare(
     """Decode the same prompts with the target alone, exact and MARS verification, and show them side by side."""
     with _one_sentence_errors():
         from eagle_mars import render
-        from eagle_mars.compare import BASELINE, Arm
+        from eagle_mars.compare import BASELINE, Decode
         from eagle_mars.compare import compare as run
         from eagle_mars.prompts import read_prompts
 
@@ -150,17 +150,19 @@ def compare(
             raise ConfigError("there is no prompt to compare on; give one as an argument or a file with --prompts.")
         ea = load(model, head, dtype, threads, _draft_options(total_token, depth, top_k))
         ids = [_prompt_ids(ea, text, raw, system) for text in texts]
-        arms = {BASELINE: Arm(None), "exact": Arm(VerifyConfig(rule="exact")), "mars": Arm(mars)}
-        with render.progress(err, len(ids) * len(arms)) as advance:
-            comparison = run(
-                ea,
-                ids,
-                arms,
-                max_new_tokens=max_new_tokens,
-                sampling=sampling,
-                stop=stop or (),
-                on_result=lambda method, result: advance(),
+
+        def arm(method: Method, verify: VerifyConfig | None = None) -> Decode:
+            return lambda prompt, limit: ea.generate(
+                prompt, max_new_tokens=limit, verify=verify, sampling=sampling, stop=stop or (), method=method
             )
+
+        arms = {
+            BASELINE: arm("autoregressive"),
+            "exact": arm("speculative", VerifyConfig(rule="exact")),
+            "mars": arm("speculative", mars),
+        }
+        with render.progress(err, len(ids) * len(arms)) as advance:
+            comparison = run(ids, arms, max_new_tokens=max_new_tokens, on_result=lambda method, result: advance())
         if not as_json:
             render.comparison(Console(), texts, comparison)
         else:

@@ -7,19 +7,12 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from eagle_mars.config import DraftConfig, SamplingConfig, VerifyConfig
-from eagle_mars.model import EaModel
 from eagle_mars.result import GenerationResult
 
 BASELINE = "ar"
 
-
-@dataclass(frozen=True)
-class Arm:
-    """One way to decode. verify None is the target alone; draft None is the model's own tree."""
-
-    verify: VerifyConfig | None
-    draft: DraftConfig | None = None
+Decode = Callable[[Sequence[int], int], GenerationResult]
+"""One way to decode: (prompt ids, max_new_tokens) → result."""
 
 
 @dataclass
@@ -28,9 +21,9 @@ class Comparison:
 
     results: dict[str, list[GenerationResult]] = field(default_factory=dict)
 
-    def speedup(self, method: str) -> float:
-        """Median over prompts of tokens per second against the baseline's on the same prompt."""
-        pairs = zip(self.results[method], self.results[BASELINE], strict=True)
+    def speedup(self, method: str, over: str = BASELINE) -> float:
+        """Median over prompts of tokens per second against another method's on the same prompt."""
+        pairs = zip(self.results[method], self.results[over], strict=True)
         return median(ours.tokens_per_second / base.tokens_per_second for ours, base in pairs)
 
     def identical(self, method: str) -> int:
@@ -65,49 +58,28 @@ class Comparison:
 
 
 def compare(
-    model: EaModel,
     prompts: Sequence[Sequence[int]],
-    arms: Mapping[str, Arm],
+    arms: Mapping[str, Decode],
     *,
     max_new_tokens: int,
-    sampling: SamplingConfig | None = None,
-    stop: Sequence[str] = (),
     on_result: Callable[[str, GenerationResult], None] = lambda method, result: None,
 ) -> Comparison:
     """Decode every prompt with every arm; the order of the arms rotates, so that drift of the machine cancels out.
 
-    prompts: token ids. The first prompt is decoded briefly beforehand and thrown away, which warms every arm up.
+    prompts: token ids. arms: by name, `ar` among them. The first prompt is decoded briefly beforehand and thrown away,
+    which warms every arm up.
     """
     names = list(arms)
     for name in names:
-        _decode(model, prompts[0], arms[name], min(8, max_new_tokens), sampling, stop)
+        arms[name](prompts[0], min(8, max_new_tokens))
     collected: dict[str, list[GenerationResult]] = {name: [] for name in names}
     for index, prompt in enumerate(prompts):
         shift = index % len(names)
         for name in names[shift:] + names[:shift]:
-            result = _decode(model, prompt, arms[name], max_new_tokens, sampling, stop)
+            result = arms[name](prompt, max_new_tokens)
             collected[name].append(result)
             on_result(name, result)
     return Comparison(collected)
-
-
-def _decode(
-    model: EaModel,
-    prompt: Sequence[int],
-    arm: Arm,
-    max_new_tokens: int,
-    sampling: SamplingConfig | None,
-    stop: Sequence[str],
-) -> GenerationResult:
-    return model.generate(
-        prompt,
-        max_new_tokens=max_new_tokens,
-        draft=arm.draft,
-        verify=arm.verify,
-        sampling=sampling,
-        stop=stop,
-        method="speculative" if arm.verify else "autoregressive",
-    )
 
 
 def identical_prefix(ours: GenerationResult, base: GenerationResult) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from eagle_mars.config import DraftConfig, SamplingConfig, VerifyConfig
+from eagle_mars.cpu import pack_linears
 from eagle_mars.draft.checkpoint import load_head
 from eagle_mars.draft.eagle3 import Eagle3Head
 from eagle_mars.draft.head import Head
@@ -55,13 +56,15 @@ class EaModel:
         top_k: int = 10,
         threshold: float = 1.0,
         use_eagle3: bool = True,
+        *,
+        cpu_pack: bool = False,
         **kwargs: Any,
     ) -> Self:
         """Load target and head from local directories or hub ids.
 
         total_token, depth, top_k: `DraftConfig`. kwargs go to the Hugging Face loader; the dtype is the checkpoint's
         unless given. The head's family is read from its tensors; `use_eagle3` is only checked against it. `threshold`
-        is taken because EAGLE's scripts pass it; EAGLE doesn't use it either.
+        is taken because EAGLE's scripts pass it; EAGLE doesn't use it either. cpu_pack: see `eagle_mars.cpu`.
         Raises ConfigError, CheckpointError, UnsupportedTargetError.
         """
         draft = DraftConfig(total_token=total_token, depth=depth, top_k=top_k)
@@ -75,6 +78,10 @@ class EaModel:
             dtype=target.dtype,
             device=next(target.layers[-1].parameters()).device,
         )
+        if cpu_pack:
+            pack_linears(base_model)
+            pack_linears(head)
+            head.bind(target.embed_tokens, target.lm_head)
         if use_eagle3 != isinstance(head, Eagle3Head):
             logger.warning(
                 "use_eagle3=%s, but %s holds an %s; using the latter", use_eagle3, ea_model_path, type(head).__name__

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from eagle_mars.config import DraftConfig, VerifyConfig
+from eagle_mars.cpu import PackedLinear, pack_linears
+from eagle_mars.engine import Engine, Request
+from eagle_mars.errors import ConfigError
+from eagle_mars.target import TargetModel
+from tests.tiny import tiny_head, tiny_model
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rows", [1, 2, 7, 33, 64, 65])
+def test_packed_is_the_same_product(rows: int, bias: bool) -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(48, 80, bias=bias)
+    x = torch.randn(1, rows, 48)
+    with torch.no_grad():
+        packed, plain = PackedLinear(linear)(x), linear(x)
+    assert packed.shape == plain.shape
+    torch.testing.assert_close(packed, plain, atol=1e-5, rtol=1e-5)  # fp32, another order of summation
+    if rows in (1, 65):
+        assert torch.equal(packed, plain)
+
+
+def test_every_linear_is_replaced_and_ties_stay_tied() -> None:
+    model = tiny_model("Llama", tie_word_embeddings=True)
+    linears = sum(type(m) is nn.Linear for m in model.modules())
+    assert pack_linears(model) == linears > 50
+    assert not any(type(m) is nn.Linear for m in model.modules())
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_greedy_text_is_the_plain_models() -> None:
+    plain, packed = tiny_model("Llama", vocab_size=16), tiny_model("Llama", vocab_size=16)
+    pack_linears(packed)
+    head = tiny_head(packed)
+    engine = Engine(TargetModel(packed, head.config.capture_layers), head)
+    request = Request(
+        max_new_tokens=40, draft=DraftConfig(total_token=10, depth=3, top_k=3), verify=VerifyConfig(rule="exact")
+    )
+    prompt = torch.tensor([[3, 9, 4]])
+    tokens = [token for step in engine.speculate(prompt, request) for token in step.tokens]
+    assert tokens == plain.generate(prompt, do_sample=False, max_new_tokens=40)[0, 3:].tolist()
+
+
+def test_other_devices_are_refused() -> None:
+    with pytest.raises(ConfigError, match="on the CPU"):
+        pack_linears(nn.Linear(2, 2, device="meta"))
