@@ -73,11 +73,17 @@ class ShardDataset:
                     self.entries.append(Entry(number, start, start - n, length))
                 start += length
 
+    def tokens(self, entry: Entry) -> tuple[Tensor, Tensor]:
+        """Token ids and sources [L] of one sequence."""
+        rows = slice(entry.token_start, entry.token_start + entry.length)
+        file = self._files[entry.shard]
+        return file.get_slice("tokens")[rows], file.get_slice("source")[rows]
+
     def drawn_tokens(self) -> Tensor:
         """Every token that the target drew itself, all sequences behind one another: [N] int64."""
         parts = []
         for entry in self.entries:
-            tokens, source = self._tokens(entry)
+            tokens, source = self.tokens(entry)
             parts.append(tokens[source != Source.PROMPT])
         return torch.cat(parts).long()
 
@@ -85,7 +91,7 @@ class ShardDataset:
         """The rows of ``entries`` in their order; states as fp32."""
         features, hidden, following, sources, positions, left = [], [], [], [], [], []
         for entry in entries:
-            tokens, source = self._tokens(entry)
+            tokens, source = self.tokens(entry)
             n = entry.length - 1
             states = slice(entry.state_start, entry.state_start + n)
             features.append(self._files[entry.shard].get_slice("features")[states])
@@ -129,11 +135,6 @@ class ShardDataset:
                 yield self.batch(entries)
             skip = max(0, skip - len(mine))
             number += 1
-
-    def _tokens(self, entry: Entry) -> tuple[Tensor, Tensor]:
-        rows = slice(entry.token_start, entry.token_start + entry.length)
-        file = self._files[entry.shard]
-        return file.get_slice("tokens")[rows], file.get_slice("source")[rows]
 
 
 def _fingerprint(tokens: Tensor, source: Tensor) -> tuple[int, ...]:

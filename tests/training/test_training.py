@@ -10,11 +10,12 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
+from eagle_mars.config import DraftConfig
 from eagle_mars.draft.eagle3 import Eagle3Head
 from eagle_mars.errors import ConfigError
 from eagle_mars.training import initialise
 from eagle_mars.training.dataset import ShardDataset
-from eagle_mars.training.evaluate import chain_acceptance
+from eagle_mars.training.evaluate import chain_acceptance, tree_tau
 from eagle_mars.training.export import export_head
 from eagle_mars.training.loss import soft_cross_entropy
 from eagle_mars.training.shards import Source
@@ -89,7 +90,7 @@ def test_a_step_predicts_the_token_after_its_own(dataset, make_head):
     head, scales, _ = make_head()
     entry = dataset.entries[0]
     batch = dataset.batch([entry]).scaled(scales)
-    tokens, source = dataset._tokens(entry)
+    tokens, source = dataset.tokens(entry)
     for step in unroll(head, batch, 3):
         for row, valid, token in zip(step.rows.tolist(), step.valid.tolist(), step.token.tolist(), strict=True):
             at = row + 2 + step.number
@@ -152,6 +153,8 @@ def test_training_lowers_the_loss_and_reports(make_trainer, tmp_path):
 @torch.no_grad()
 def test_chain_acceptance_counts_what_a_draft_loop_counts(dataset, make_head):
     head, scales, _ = make_head()
+    # As in evaluation: the question is given, the answer runs to the end.
+    dataset.entries = [e for e in dataset.entries if Source.QUESTION not in dataset.tokens(e)[1]]
     cycles = tokens = 0
     for entry in dataset.entries:
         batch = dataset.batch([entry]).scaled(scales)
@@ -168,6 +171,9 @@ def test_chain_acceptance_counts_what_a_draft_loop_counts(dataset, make_head):
             cycles, tokens, at = cycles + 1, tokens + accepted + 1, at + accepted + 1
     acceptance = chain_acceptance(head, scales, dataset, depth=3)
     assert (acceptance.cycles, acceptance.tau) == (cycles, pytest.approx(tokens / cycles))
+    chain = DraftConfig(total_token=4, depth=2, top_k=1)
+    assert tree_tau(head, scales, dataset, chain) == pytest.approx(acceptance.tau)
+    assert tree_tau(head, scales, dataset, DraftConfig(total_token=20, depth=2, top_k=6)) > acceptance.tau
 
 
 @torch.no_grad()
