@@ -22,8 +22,6 @@ _HELD_OUT = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 
-# Short technical groups have few pairs; the weights keep explanations from drowning them.
-_GROUP_WEIGHTS = (0.40, 0.14, 0.14, 0.12, 0.08, 0.04, 0.08)
 _TEMPERATURES, _TEMPERATURE_WEIGHTS = (0.0, 0.7, 1.0), (0.62, 0.26, 0.12)
 _MAGPIE_SHARE = 0.65
 
@@ -54,7 +52,9 @@ class TrainingRequests:
     def __init__(self, seed: int) -> None:
         self._seed = seed
         groups = json.loads(resources.files(__package__).joinpath("prompts.json").read_text("utf-8"))["groups"]
-        self._questions = _interleave([_expand(g) for g in groups], random.Random(f"{seed}/order"))
+        # Weights, because some groups have few pairs and explanations would drown them.
+        pools, weights = [_expand(group) for group in groups], [group["weight"] for group in groups]
+        self._questions = _interleave(pools, weights, random.Random(f"{seed}/order"))
 
     def __getitem__(self, index: int) -> Request:
         rng = random.Random(f"{self._seed}/request/{index}")
@@ -83,11 +83,11 @@ def _expand(group: dict[str, Any]) -> list[str]:
     return [template.replace("{x}", topic) for template in group["templates"] for topic in group["topics"]]
 
 
-def _interleave(pools: list[list[str]], rng: random.Random) -> list[str]:
+def _interleave(pools: list[list[str]], weights: list[float], rng: random.Random) -> list[str]:
     for pool in pools:
         rng.shuffle(pool)
     order: list[str] = []
     while any(pools):
-        weights = [w if pool else 0.0 for w, pool in zip(_GROUP_WEIGHTS, pools, strict=True)]
-        order.append(rng.choices(pools, weights)[0].pop())
+        left = [weight if pool else 0.0 for weight, pool in zip(weights, pools, strict=True)]
+        order.append(rng.choices(pools, left)[0].pop())
     return order
