@@ -45,10 +45,10 @@ class Eagle1Head(Head):
         self, x: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: list[KeyValue], start: int
     ) -> Tensor:
         cos, sin = self.rotary(positions, x.dtype)
-        x = self.fc(torch.cat((self.embed(tokens).to(x.dtype), x), dim=-1))
+        x = self.fc(torch.cat((self.embed(tokens).to(x), x), dim=-1))
         for layer, kv in zip(self.layers, cache, strict=True):
             x = layer(x, cos, sin, mask, kv, start)
         return x
 
     def logits(self, output: Tensor) -> Tensor:
-        return self.borrowed[1](output)
+        return self.borrowed[1](output).to(output.device)  # a target spread over devices may keep its lm_head elsewhere

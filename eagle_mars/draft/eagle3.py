@@ -58,7 +58,7 @@ class Eagle3Head(Head):
     ) -> Tensor:
         cos, sin = self.rotary(positions, x.dtype)
         layer = self.midlayer
-        a = layer.attention_input(x, self.embed(tokens).to(x.dtype))
+        a = layer.attention_input(x, self.embed(tokens).to(x))
         return layer.finish(x, layer.self_attn(a, cos, sin, mask, cache[0], start))
 
     def logits(self, output: Tensor) -> Tensor:

@@ -81,15 +81,17 @@ def _expand(head: Head, cache: list[KeyValue], rows: int, root: Tensor, output: 
 def _best_children(head: Head, output: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k likeliest next tokens of each row, best first: log-probabilities in fp32 and target ids, both [B, T, k].
 
-    Top-k on the logits and one log-sum-exp give the same as a log-softmax over the vocabulary, for less. Logits that
-    are exactly equal (common in half precision) come in an order that torch leaves open: either is a valid sibling
-    order, and for a given device it is always the same.
+    Top-k on the logits and one normaliser give the same as a log-softmax over the vocabulary, for less, and never more
+    than 0. Logits that are exactly equal (common in half precision) come in an order that torch leaves open: either is
+    a valid sibling order, and for a given device it is always the same.
     """
     logits = head.logits(output)
     best, ids = logits.topk(k, dim=-1)
-    logprob = best.float() - logits.float().logsumexp(-1, keepdim=True)
+    best = best.float()
+    top = best[..., :1]
+    logprob = (best - top) - (logits.float() - top).exp().sum(-1, keepdim=True).log()
     # A NaN would rank above its own parent; as -inf the tree stays well-formed and the node is the last to be chosen.
-    return logprob.nan_to_num(nan=-torch.inf, posinf=0.0, neginf=-torch.inf), head.to_target(ids)
+    return logprob.nan_to_num(nan=-torch.inf, neginf=-torch.inf), head.to_target(ids)
 
 
 def _best_first(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -150,6 +150,18 @@ def test_prefixed_eagle1(golden: Path, eagle1: Checkpoint) -> None:
     assert_same_head(eagle1.load(), golden_head(golden, "llama", "llama-e1"))
 
 
+def test_a_second_layer_of_eagle1_has_a_norm_in_front(eagle1: Checkpoint) -> None:
+    second = {k.replace("layers.0", "layers.1"): v for k, v in eagle1.tensors.items() if k.startswith("layers.0")}
+    eagle1.tensors |= second
+    eagle1.write()
+    assert "missing layers.1.input_layernorm.weight [64]" in eagle1.message()
+    eagle1.tensors["layers.1.input_layernorm.weight"] = torch.full((HIDDEN,), 0.5)
+    eagle1.write()
+    head = eagle1.load()
+    assert (head.num_layers, len(head.allocate(1, 8))) == (2, 2)
+    assert tree_of(head).nodes == 16
+
+
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "before-torch-1.6"])
 def test_bin_files(golden: Path, eagle3: Checkpoint, legacy: bool) -> None:
     torch.save(eagle3.tensors, eagle3.directory / "pytorch_model.bin", _use_new_zipfile_serialization=not legacy)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from eagle_mars.config import DraftConfig
 from eagle_mars.draft import drafter as drafter_module
@@ -132,3 +133,15 @@ def test_growing_again_gives_the_same_tree(head: Head) -> None:
 def test_growing_before_the_prompt_is_a_programming_error() -> None:
     with pytest.raises(RuntimeError, match="extend must be called"):
         Drafter(random_head(), CONFIG).grow(torch.tensor([1]))
+
+
+def test_a_cycle_reads_nothing_back_from_the_device() -> None:
+    """Fake tensors have no values: an `.item()`, or a branch on one, would raise."""
+    head = random_head()
+    features, tokens = random_rows(head, 9)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        drafter = Drafter(head, CONFIG)
+        drafter.extend(mode.from_tensor(features), mode.from_tensor(tokens))
+        tree = drafter.grow(mode.from_tensor(tokens[:, -1]))
+        drafter.extend(mode.from_tensor(features[:, :2]), mode.from_tensor(tokens[:, :2]))
+    assert tree.ancestors.shape == (1, 16, 16)
