@@ -48,7 +48,7 @@ class Checkpoint:
 
     def write(self, **changes: Any) -> None:
         (self.directory / "config.json").write_text(json.dumps({**self.raw, **changes}))
-        save_file({k: v.contiguous() for k, v in self.tensors.items()}, self.directory / "model.safetensors")
+        save_file({k: v.clone() for k, v in self.tensors.items()}, self.directory / "model.safetensors")
 
     def load(self, dtype: torch.dtype = torch.float32, **target: int) -> Head:
         sizes = {"hidden_size": HIDDEN, "vocab_size": VOCAB, "num_hidden_layers": LAYERS, **target}
