@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from importlib.util import find_spec
 from typing import Literal
 
 from torch import Tensor
@@ -11,13 +12,14 @@ from eagle_mars.config import SamplingConfig, VerifyConfig
 from eagle_mars.errors import ConfigError
 from eagle_mars.sampling import Coins, History
 from eagle_mars.tree import DraftTree
-from eagle_mars.verify.plan import RowPlan, plan
+from eagle_mars.verify.plan import COMPARATORS, RowPlan, plan
 from eagle_mars.verify.reference import verify_reference
 from eagle_mars.verify.verdict import Fault, HostVerdict, Verdict, unpack
 
 __all__ = ["Fault", "HostVerdict", "RowPlan", "Verdict", "plan", "unpack", "verify"]
 
 Backend = Literal["auto", "reference", "triton"]
+MAX_KERNEL_NODES = 256
 
 
 def verify(
@@ -39,6 +41,8 @@ def verify(
     config: options of all rows, of each row, or both compiled by `plan` (then `sampling` and `special_ids` are in it).
     coins: needed where a row has temperature > 0. spent_regret: [B] nats that each response has spent (`max_regret`).
     history: needed where a row has a penalty.
+    backend: "auto" takes the Triton kernels where they apply (CUDA or ROCm tensors, `exact` and `mars*` rules, at most
+        256 nodes) and the reference elsewhere; the other two insist.
     check: read the fault flag and raise `LogitsError` on NaN or a row without a finite maximum. False leaves the flag
         in `Verdict.invalid` and reads nothing from the device.
 
@@ -58,10 +62,30 @@ def verify(
             device=logits.device,
         )
     _check_shapes(tree, logits, rows, coins)
-    verdict = verify_reference(tree, logits, rows, coins, spent_regret, history)
+    implementation = verify_reference
+    if _uses_triton(backend, tree, logits, rows):
+        from eagle_mars.verify.triton_backend import verify_triton  # imported late: Triton is no need of a CPU
+
+        implementation = verify_triton
+    verdict = implementation(tree, logits, rows, coins, spent_regret, history)
     if check:
         verdict.raise_if_invalid()
     return verdict
+
+
+def _uses_triton(backend: Backend, tree: DraftTree, logits: Tensor, rows: RowPlan) -> bool:
+    if backend == "reference" or (backend == "auto" and not logits.is_cuda):
+        return False
+    unfit = None
+    if rows.rules & COMPARATORS:
+        unfit = f"rule {', '.join(sorted(rows.rules & COMPARATORS))} has no kernel"
+    elif tree.nodes > MAX_KERNEL_NODES:
+        unfit = f"{tree.nodes} nodes exceed the kernels' {MAX_KERNEL_NODES}"
+    elif find_spec("triton") is None:
+        unfit = "Triton is not installed"
+    if unfit and backend == "triton":
+        raise ConfigError(f'backend="triton" is impossible: {unfit}; use backend="auto" or "reference".')
+    return unfit is None
 
 
 def _check_shapes(tree: DraftTree, logits: Tensor, rows: RowPlan, coins: Coins | None) -> None:

@@ -1,0 +1,108 @@
+"""Launches the kernels of `kernels.py`: three launches (two when every row is greedy), nothing read by the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from eagle_mars.sampling import Coins, History, cutoff, penalise, temper
+from eagle_mars.tree import DraftTree
+from eagle_mars.verify.kernels import accept_and_walk, final_draw, row_statistics
+from eagle_mars.verify.plan import RowPlan
+from eagle_mars.verify.verdict import Verdict
+
+_BLOCK = 4096  # one program of the row statistics: 32 elements a thread with 4 warps, no spills
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Tile sizes. rows x block: tile of the row statistics. group: sequences per program of the other two.
+
+    The interpreter's cost is per program, so tests batch rows and sequences, and shrink the block to get many splits.
+    """
+
+    rows: int = 1
+    block: int = _BLOCK
+    group: int = 1
+
+
+def verify_triton(
+    tree: DraftTree,
+    logits: Tensor,
+    plan: RowPlan,
+    coins: Coins | None = None,
+    spent_regret: Tensor | None = None,
+    history: History | None = None,
+    launch: Launch | None = None,
+) -> Verdict:
+    """The same `Verdict` as `verify_reference`, for `exact` and the `mars*` rules."""
+    launch = launch or Launch()
+    logits = penalise(logits, plan.sampling, history, tree)
+    batch, nodes, vocab = logits.shape
+    device = logits.device
+    strides = logits.stride()
+    draws, cuts = plan.sampling.draws, plan.sampling.truncates
+    cut = cutoff(temper(logits, plan.sampling), plan.sampling) if cuts else logits
+    splits = triton.cdiv(vocab, launch.block)
+
+    def empty(*shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    z1, z2, mass = (empty(batch, nodes, splits, dtype=torch.float32) for _ in range(3))
+    t1, t2 = (empty(batch, nodes, splits, dtype=torch.int32) for _ in range(2))
+    warp = {"DRAWS": draws, "CUT": cuts}
+    row_statistics[(triton.cdiv(batch * nodes, launch.rows), splits)](
+        logits, plan.sampling.temperature, cut, z1, t1, z2, t2, mass,
+        batch * nodes, nodes, vocab, splits, *strides,
+        ROWS=launch.rows, BLOCK=launch.block, **warp,
+    )  # fmt: skip
+
+    width = tree.max_depth + 1
+    path = empty(batch, width, dtype=torch.int64)
+    relaxed = empty(batch, width, dtype=torch.bool)
+    n_accepted, next_token, invalid, low_margin, rescued, nonpositive_top, last = (
+        empty(batch, dtype=torch.int64) for _ in range(7)
+    )
+    regret = empty(batch, dtype=torch.float64)
+    removed = empty(batch, nodes, dtype=torch.bool)
+    padded = max(triton.next_power_of_2(nodes), 16)
+    budget = plan.max_regret if spent_regret is None else plan.max_regret - spent_regret
+    accept = tree.draft_logprob if coins is None else coins.accept  # without draws, never read
+    accept_and_walk[(triton.cdiv(batch, launch.group),)](
+        logits, tree.tokens, tree.parents, tree.depth, _bytes(tree.ancestors), tree.draft_logprob, accept,
+        z1, t1, z2, t2, mass, cut,
+        plan.rule, plan.theta, plan.gap, _bytes(plan.by_gap), _bytes(plan.longest), _bytes(plan.protected),
+        plan.max_relaxed, budget, _bytes(plan.released_ratio), _bytes(plan.draft_q),
+        _bytes(plan.sampling.greedy), plan.sampling.temperature,
+        path, n_accepted, next_token, _bytes(relaxed), regret, invalid, low_margin, rescued, nonpositive_top,
+        last, _bytes(removed),
+        batch, nodes, vocab, splits, width, *strides,
+        GROUP=launch.group, NODES=padded, WIDTH=triton.next_power_of_2(width), CHUNK=_chunk(splits, padded), **warp,
+        num_warps=walk_warps(padded),
+    )  # fmt: skip
+    if coins is not None and draws:
+        final_draw[(triton.cdiv(batch, launch.group),)](
+            logits, tree.tokens, z1, mass, cut, coins.draw, last, _bytes(removed),
+            plan.rule, _bytes(plan.sampling.greedy), plan.sampling.temperature, next_token,
+            batch, nodes, vocab, splits, *strides,
+            GROUP=launch.group, NODES=padded, SPLITS=triton.next_power_of_2(splits), BLOCK=launch.block, CUT=cuts,
+            num_warps=8,
+        )  # fmt: skip
+    return Verdict(path, n_accepted, next_token, relaxed, regret, invalid, low_margin, rescued, nonpositive_top)
+
+
+def walk_warps(nodes: int) -> int:
+    """Warps of the walk: its pair tiles grow with the square of the nodes, and so would registers and compile time."""
+    return min(max(nodes // 8, 4), 32)
+
+
+def _chunk(splits: int, nodes: int) -> int:
+    """Splits that are merged at once: a power of two, small enough for a few registers a thread."""
+    return min(triton.next_power_of_2(splits), max(1024 // nodes, 8))
+
+
+def _bytes(flags: Tensor) -> Tensor:
+    return flags.contiguous().view(torch.uint8)
