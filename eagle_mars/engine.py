@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Literal
@@ -18,7 +18,7 @@ from eagle_mars.result import Provenance, Step
 from eagle_mars.sampling import CoinStream, History, draw
 from eagle_mars.target import TargetModel, TargetOutput
 from eagle_mars.tree import DraftTree
-from eagle_mars.verify import HostVerdict, plan, unpack, verify
+from eagle_mars.verify import HostVerdict, Verdict, plan, unpack, verify
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,15 @@ class Engine:
     """Decodes one sequence at a time with a target and, for `speculate`, a draft head.
 
     All state of a response lives in its generator: responses on one engine may interleave.
+    verifier: `verify`, or something with its signature that watches it (the evaluation measures rules that way).
     """
 
-    def __init__(self, target: TargetModel, head: Head | None = None) -> None:
+    def __init__(
+        self, target: TargetModel, head: Head | None = None, verifier: Callable[..., Verdict] = verify
+    ) -> None:
         self.target = target
         self.head = head
+        self.verifier = verifier
 
     def speculate(self, ids: Tensor, request: Request) -> Iterator[Step]:
         """Yield the response to ids [1, L] cycle by cycle; the first step is the token that prefill gives."""
@@ -162,6 +166,7 @@ class _Speculation(_Response):
             raise ValueError("Engine.speculate needs a draft head; pass one to Engine or call autoregress")
         super().__init__(engine, ids, request, tree_rows=request.draft.total_token)
         self.drafter = Drafter(engine.head, request.draft)
+        self.verifier = engine.verifier
         self.spent_regret = torch.zeros(1, dtype=torch.float64, device=self.target.device)
 
     @torch.inference_mode()
@@ -176,7 +181,7 @@ class _Speculation(_Response):
     def cycle(self) -> Step:
         tree = self._draft()
         out = self.target.forward_tree(tree, self.cache)
-        verdict = verify(
+        verdict = self.verifier(
             tree,
             out.logits.to(self.target.device),
             self.plan,

@@ -33,6 +33,7 @@ class EaModel:
     """A target with its draft head. All options of `generate` and `stream` are per call; calls may interleave.
 
     base_model: the unmodified Hugging Face model. ea_layer: the draft head. draft: the default tree.
+    stop_ids: every id that ends a response. special_ids: what relaxation leaves alone by default.
     """
 
     def __init__(self, base_model: PreTrainedModel, tokenizer: Any, ea_layer: Head, draft: DraftConfig) -> None:
@@ -43,8 +44,8 @@ class EaModel:
         self.draft = draft
         self.config = base_model.config
         self._engine = Engine(self.target, ea_layer)
-        self._special_ids = _special_ids(base_model, tokenizer)
-        self._stop_ids = _stop_ids(base_model, tokenizer)
+        self.special_ids = _special_ids(base_model, tokenizer)
+        self.stop_ids = _stop_ids(base_model, tokenizer)
 
     @classmethod
     def from_pretrained(
@@ -150,7 +151,7 @@ class EaModel:
         if not all(stop):
             raise ConfigError("a stop string is empty, so it would end every response at once; remove it.")
         verify = verify or VerifyConfig()
-        request = self._request(max_new_tokens, draft, verify, sampling, self._stop_ids)
+        request = self._request(max_new_tokens, draft, verify, sampling, self.stop_ids)
         check_context(self.target, ids.shape[1], max_new_tokens)
         baseline = method == "autoregressive"
         steps = self._engine.autoregress(ids, request) if baseline else self._engine.speculate(ids, request)
@@ -299,7 +300,7 @@ class EaModel:
                 f"the prompt has {prompt} tokens, which leaves no room below max_length={max_length} and the target's "
                 f"context of {self.target.max_context}; shorten the prompt or raise max_length."
             )
-        stop_ids = self._stop_ids
+        stop_ids = self.stop_ids
         if is_llama3:
             stop_ids |= {self.tokenizer.convert_tokens_to_ids("<|eot_id|>")} - {None, self.tokenizer.unk_token_id}
         # EAGLE writes "off" as 0 for top_p as well.
@@ -326,7 +327,7 @@ class EaModel:
             verify=verify,
             sampling=sampling or SamplingConfig(),
             stop_ids=frozenset(stop_ids),
-            special_ids=self._special_ids,
+            special_ids=self.special_ids,
         )
 
     def _ids(self, prompt: Prompt) -> Tensor:
