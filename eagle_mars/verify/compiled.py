@@ -12,6 +12,7 @@ from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource, CompiledKernel
 
 from eagle_mars.verify.kernels import accept_and_walk, final_draw, row_statistics
@@ -28,8 +29,8 @@ _TYPES = {
     "*fp32": "temperature temperature_in cut draft_logprob z1_in z1_out z2_in z2_out mass_in mass_out",
     "*fp64": "theta_in gap_in budget_in regret_out",
     "*i32": "t1_in t1_out t2_in t2_out",
-    "*i64": "tokens parents depth rule_in max_relaxed_in path_out accepted_out next_out invalid_out low_out rescued_out "
-    "nonpositive_out last_in last_out",
+    "*i64": "tokens parents depth rule_in max_relaxed_in path_out accepted_out next_out invalid_out low_out "
+    "rescued_out nonpositive_out last_in last_out",
     "*u8": "ancestors by_gap_in longest_in protected released_ratio_in draft_q_in greedy_in relaxed_out removed "
     "removed_out",
     "i32": "rows batch nodes vocab splits width stride_b stride_m stride_v",
@@ -85,7 +86,7 @@ def resources(compiled: CompiledKernel, target: GPUTarget) -> Resources:
         text = compiled.asm["amdgcn"]
         return Resources(_number(r"\.vgpr_count:\s*(\d+)", text), _number(r"\.vgpr_spill_count:\s*(\d+)", text),
                          compiled.metadata.shared)  # fmt: skip
-    ptxas = triton.knobs.nvidia.ptxas_blackwell if target.arch >= 100 else triton.knobs.nvidia.ptxas
+    ptxas = get_ptxas(target.arch)  # Triton ships two, and each reads only the PTX version written for it
     with tempfile.TemporaryDirectory() as folder:
         ptx = Path(folder) / "kernel.ptx"
         ptx.write_text(compiled.asm["ptx"])
