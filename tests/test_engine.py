@@ -190,6 +190,46 @@ def test_ends_with_the_first_stop_id() -> None:
         assert steps[-1].finish_reason == "stop"
 
 
+def test_a_stop_id_in_the_prompt_ends_nothing() -> None:
+    engine = engine_of()
+    options = {"max_new_tokens": 20, "draft": DraftConfig(total_token=12, depth=4, top_k=4), "verify": EXACT}
+    free = tokens_of(run(engine, [3, 9, 4], **options))
+    unused = next(token for token in range(3, 16) if token not in free)
+    prompt = [3, unused, 4]
+    plain = engine.target.model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=20)[0, 3:].tolist()
+    until = plain[: plain.index(unused) + 1] if unused in plain else plain
+    assert tokens_of(run(engine, prompt, stop_ids=frozenset({unused}), **options)) == until
+
+
+@pytest.mark.parametrize("prompt_length", [1, 30, 39, 46, 47])
+def test_the_context_can_be_filled_to_its_last_position(prompt_length: int) -> None:
+    """The tree then reaches beyond the context, also when it is larger than what is left of it."""
+    engine = engine_of(max_position_embeddings=48)
+    prompt = random_prompt(random.Random(prompt_length), prompt_length)
+    left = 48 - prompt_length
+    steps = run(engine, prompt, max_new_tokens=left, draft=DraftConfig(total_token=20, depth=5, top_k=4), verify=EXACT)
+    expected = engine.target.model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=left)
+    assert tokens_of(steps) == expected[0, prompt_length:].tolist()
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("eagle", [3, 1])
+def test_half_precision_decodes(dtype: torch.dtype, attention: str, eagle: int) -> None:
+    """Texts may part from the target's own at near-ties there; types, budget and counts may not."""
+    model = tiny_model("Llama", **SMALL).to(dtype)
+    model.set_attn_implementation(attention)
+    head = tiny_head(model, eagle).to(dtype)
+    engine = Engine(TargetModel(model, head.config.capture_layers), head)
+    for temperature in (0.0, 1.0):
+        sampling = SamplingConfig(temperature=temperature, seed=1)
+        steps = run(
+            engine, [3, 9, 4], max_new_tokens=12, draft=DraftConfig(total_token=10, depth=3, top_k=3), sampling=sampling
+        )
+        assert len(tokens_of(steps)) == 12
+        assert all(0 <= token < 16 for token in tokens_of(steps))
+
+
 def test_the_baseline_counts_like_the_rest() -> None:
     engine = engine_of()
     request = Request(max_new_tokens=20, verify=EXACT)

@@ -59,18 +59,42 @@ def test_max_length_bounds_prompt_and_answer(model: EaModel) -> None:
         model.eagenerate(ids, max_length=30)
 
 
-def test_llama3_flag_stops_at_eot(model: EaModel) -> None:
+def test_llama3_flag_stops_at_eot(model: EaModel, monkeypatch) -> None:
     ids = model.tokenizer("hello", return_tensors="pt").input_ids
     free = model.naivegenerate(ids, max_new_tokens=20)[0, ids.shape[1] :].tolist()
-    model.tokenizer.add_special_tokens({"additional_special_tokens": ["<|eot_id|>"]})
-    original = model.tokenizer.convert_tokens_to_ids
     stop = free[7]
-    model.tokenizer.convert_tokens_to_ids = lambda token: stop if token == "<|eot_id|>" else original(token)
-    try:
-        cut = model.naivegenerate(ids, max_new_tokens=20, is_llama3=True)[0, ids.shape[1] :].tolist()
-    finally:
-        model.tokenizer.convert_tokens_to_ids = original
+    monkeypatch.setattr(model.tokenizer, "convert_tokens_to_ids", {"<|eot_id|>": stop}.__getitem__)
+    cut = model.naivegenerate(ids, max_new_tokens=20, is_llama3=True)[0, ids.shape[1] :].tolist()
     assert cut == free[: free.index(stop) + 1]
+
+
+@pytest.mark.parametrize("options", [{"temperature": 1e-6}, {"temperature": 1.0, "top_k": 1.0}])
+def test_eagles_near_greedy_options_are_greedy(model: EaModel, options: dict) -> None:
+    ids = model.tokenizer("hello", return_tensors="pt").input_ids
+    greedy = model.naivegenerate(ids, max_new_tokens=16)
+    assert torch.equal(model.eagenerate(ids, max_new_tokens=16, relaxation_threshold=None, **options), greedy)
+
+
+def test_a_short_call_leaves_nothing_behind_for_a_long_one(model: EaModel) -> None:
+    """The released code sizes its cache by the first call (EAGLE_SPEC 8.1, D3)."""
+    ids = model.tokenizer("hello", return_tensors="pt").input_ids
+    long = model.eagenerate(ids, max_new_tokens=60, max_length=300)
+    model.eagenerate(ids, max_new_tokens=4, max_length=10)
+    assert torch.equal(model.eagenerate(ids, max_new_tokens=60, max_length=300), long)
+
+
+def test_dtype_is_the_checkpoints_unless_given(tmp_path: Path, tiny_pair) -> None:
+    vocab = save_tokenizer(tmp_path)
+    tiny_model("Llama", vocab_size=vocab).to(torch.bfloat16).save_pretrained(tmp_path)
+    head = str(tiny_pair[1])
+    for options, dtype in [
+        ({}, torch.bfloat16),
+        ({"dtype": torch.float32}, torch.float32),
+        ({"torch_dtype": torch.float16, "low_cpu_mem_usage": True}, torch.float16),  # as EAGLE's scripts say it
+    ]:
+        model = EaModel.from_pretrained(str(tmp_path), head, total_token=12, depth=3, top_k=4, **options)
+        assert model.dtype == model.ea_layer.fc.weight.dtype == dtype
+        assert model.generate("hello", max_new_tokens=6).new_tokens == 6
 
 
 def test_relaxation_threshold_is_the_margin_rule(model: EaModel) -> None:
@@ -147,7 +171,7 @@ def test_relaxation_is_announced_once_in_words(model: EaModel, caplog) -> None:
     with caplog.at_level(logging.INFO, logger="eagle_mars"):
         model.generate("hello", max_new_tokens=2, verify=verify)
         model.generate("hello", max_new_tokens=2, verify=verify)
-    assert [r.message for r in caplog.records if "Lossy" in r.message and "0.77" in r.message].__len__() == 1
+    assert len([r for r in caplog.records if "Lossy" in r.message and "0.77" in r.message]) == 1
 
 
 def test_chat_ids_end_where_the_assistant_begins(model: EaModel) -> None:

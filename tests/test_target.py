@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -81,6 +83,29 @@ def test_hooks_go_even_when_the_forward_fails() -> None:
     with pytest.raises(IndexError):
         target.prefill(torch.tensor([[VOCAB + 5]]), target.new_cache(1, 64))
     assert not any(m._forward_pre_hooks for m in model.modules())
+
+
+@pytest.mark.parametrize("keyword", ["cache", "past_key_values"])
+def test_either_spelling_of_the_cache_keyword(keyword: str, monkeypatch) -> None:
+    """transformers renamed it in 5.1x; only one of the two is in the installed version."""
+    model = tiny_model("Llama")
+    forward = model.forward
+    native = "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values"
+    prompt = torch.arange(3, 12).unsqueeze(0)
+    plain = TargetModel(model, (2, 4, 5))
+    expected = plain.prefill(prompt, plain.new_cache(1, 32))
+
+    def old(input_ids, attention_mask=None, position_ids=None, past_key_values=None, **options):
+        return forward(input_ids, attention_mask, position_ids, **{native: past_key_values}, **options)
+
+    def new(input_ids, attention_mask=None, position_ids=None, cache=None, **options):
+        return forward(input_ids, attention_mask, position_ids, **{native: cache}, **options)
+
+    monkeypatch.setattr(model, "forward", new if keyword == "cache" else old)
+    target = TargetModel(model, (2, 4, 5))
+    cache = target.new_cache(1, 32)
+    assert torch.equal(target.prefill(prompt, cache).logits, expected.logits)
+    assert cache.committed == 9
 
 
 def test_positions_never_pass_the_end_of_the_context() -> None:
