@@ -1,7 +1,7 @@
 """Train an EAGLE-3 head on shards of generate_data.py and export it. One process per core:
 
     OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 scripts/train_head.py \\
-        --target DIR --data runs/data --run runs/head --out my-head --steps 1000
+        --target DIR --data runs/data --work-dir runs/head --out my-head --steps 1000
 
 Run the same command again to continue after a kill; every option of TrainOptions is a flag.
 """
@@ -28,7 +28,7 @@ def parse() -> tuple[argparse.Namespace, TrainOptions]:
     parser.add_argument("--target", required=True, help="directory or hub id of the target")
     parser.add_argument("--data", type=Path, required=True, help="directory of shards")
     parser.add_argument("--held-out", type=Path, help="directory of shards for evaluation")
-    parser.add_argument("--run", type=Path, required=True, help="directory of the checkpoint and metrics.jsonl")
+    parser.add_argument("--work-dir", type=Path, required=True, help="directory of the checkpoint and metrics.jsonl")
     parser.add_argument("--out", type=Path, required=True, help="directory of the exported head")
     parser.add_argument("--start-from", type=Path, help="checkpoint.pt of another run whose weights to start from")
     parser.add_argument("--draft-vocab", type=int, default=8192)
@@ -50,7 +50,7 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(args.target, dtype=torch.float32).eval()
     dataset = ShardDataset(args.data)
     held_out = ShardDataset(args.held_out) if args.held_out else None
-    checkpoint = args.run / "checkpoint.pt"
+    checkpoint = args.work_dir / "checkpoint.pt"
     if checkpoint.exists():
         # The weights follow in Trainer.resume; what they mean must be known to build the head.
         state = torch.load(checkpoint, map_location="cpu", weights_only=True)
@@ -73,7 +73,14 @@ def main() -> None:
     head.to(args.device)
     head.bind(model.get_input_embeddings().requires_grad_(False).to(args.device), model.get_output_embeddings())
     trainer = Trainer(
-        head, scales.to(args.device), vocabulary, model.get_output_embeddings(), dataset, options, args.run, held_out
+        head,
+        scales.to(args.device),
+        vocabulary,
+        model.get_output_embeddings(),
+        dataset,
+        options,
+        args.work_dir,
+        held_out,
     )
     resumed = trainer.resume()
     if trainer.rank == 0:

@@ -60,15 +60,14 @@ class TrainingTimeTest(nn.Module):
     def __init__(self, head: Eagle3Head, vocabulary: Tensor, target_lm_head: nn.Linear, options: TrainOptions) -> None:
         super().__init__()
         self.head, self.options = head, options
-        draft_id = torch.full((head.config.vocab_size,), -1)
-        draft_id[vocabulary] = torch.arange(len(vocabulary))
-        self.draft_id: Tensor
-        self.teacher: Tensor
-        self.source_weight: Tensor
-        self.register_buffer("draft_id", draft_id, persistent=False)
-        self.register_buffer("teacher", target_lm_head.weight.detach()[vocabulary].float(), persistent=False)
+        # Constants, but no buffers: data parallelism would send those around in every step.
+        device = head.lm_head.weight.device
+        self.draft_id = torch.full((head.config.vocab_size,), -1)
+        self.draft_id[vocabulary] = torch.arange(len(vocabulary))
+        self.draft_id = self.draft_id.to(device)
+        self.teacher = target_lm_head.weight.detach()[vocabulary].float().to(device)
         weights = {Source.PROMPT: 0.0, Source.QUESTION: options.question_weight, Source.SAMPLED: options.sampled_weight}
-        self.register_buffer("source_weight", torch.tensor([*weights.values(), 1.0]), persistent=False)
+        self.source_weight = torch.tensor([*weights.values(), 1.0], device=device)
 
     def forward(self, batch: Batch, n_steps: int) -> tuple[Tensor, StepStats]:
         """Weighted mean over steps and rows of the soft cross-entropy, plus statistics."""
@@ -120,7 +119,7 @@ class Trainer:
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world = dist.get_world_size() if dist.is_initialized() else 1
         self.device = next(head.parameters()).device
-        self.module: nn.Module = TrainingTimeTest(head, vocabulary, target_lm_head, options).to(self.device)
+        self.module: nn.Module = TrainingTimeTest(head, vocabulary, target_lm_head, options)
         if self.world > 1:
             self.module = DistributedDataParallel(self.module)
         body = [p for name, p in head.named_parameters() if name != "lm_head.weight"]
