@@ -33,7 +33,9 @@ def random_logits(batch: int, nodes: int, vocab: int, generator: torch.Generator
     liked = torch.rand(batch, nodes, generator=generator) < 0.7
     rows = torch.arange(batch).unsqueeze(1).expand_as(parents)
     z[rows[liked], parents[liked], tree.tokens[liked]] += 3
-    return z.masked_fill((torch.rand(z.shape, generator=generator) < 0.1) & (z < 4), float("-inf"))
+    z = z.masked_fill((torch.rand(z.shape, generator=generator) < 0.1) & (z < 4), float("-inf"))
+    z[..., 0] = z[..., 0].clamp(min=-3)  # never a row without a finite logit
+    return z
 
 
 def random_coins(batch: int, nodes: int, generator: torch.Generator) -> Coins:
