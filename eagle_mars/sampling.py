@@ -17,6 +17,9 @@ from eagle_mars.config import SamplingConfig
 from eagle_mars.errors import ConfigError
 from eagle_mars.tree import DraftTree
 
+_MINUS_INF = float("-inf")
+_HEAD = 256  # tokens that are ranked first in search of a nucleus
+
 
 @dataclass(frozen=True)
 class SamplingPlan:
@@ -118,27 +121,43 @@ def temper(logits: Tensor, plan: SamplingPlan) -> Tensor:
 
 def cutoff(tempered: Tensor, plan: SamplingPlan) -> Tensor:
     """[B, M, V] tempered logits -> [B, M, 1] float32: a token is kept iff its tempered logit is at least this."""
-    vocab = tempered.shape[-1]
-    cut = tempered.new_full((*tempered.shape[:-1], 1), float("-inf"))
+    cut = tempered.new_full((*tempered.shape[:-1], 1), _MINUS_INF)
     best = None
     if plan.max_top_k:
-        best = tempered.topk(min(plan.max_top_k, vocab), dim=-1).values
+        best = tempered.topk(min(plan.max_top_k, tempered.shape[-1]), dim=-1).values
         last = (plan.top_k.clamp(1, best.shape[-1]) - 1).view(-1, 1, 1).expand(-1, tempered.shape[1], 1)
         cut = torch.where((plan.top_k > 0).view(-1, 1, 1), best.gather(-1, last), cut)
     if plan.nucleus:
-        kept = tempered.masked_fill(tempered < cut, float("-inf")) if plan.max_top_k else tempered
-        ranked = best if best is not None and plan.all_top_k else tempered.sort(dim=-1, descending=True).values
-        ranked = ranked.masked_fill(ranked < cut, float("-inf"))
-        share = (ranked.double() - kept.logsumexp(-1, keepdim=True).double()).exp()
-        before = share.cumsum(-1) - share  # the mass of all better tokens; the best one is kept whatever top_p is
-        outside = (before >= plan.top_p.view(-1, 1, 1)) | (ranked == float("-inf"))
-        outside[..., 0] = False
-        lowest = ranked.masked_fill(outside, float("inf")).amin(-1, keepdim=True)
-        cut = torch.where((plan.top_p < 1).view(-1, 1, 1), torch.maximum(cut, lowest), cut)
+        nucleus = _nucleus_cutoff(tempered, cut, best if plan.all_top_k else None, plan)
+        cut = torch.where((plan.top_p < 1).view(-1, 1, 1), torch.maximum(cut, nucleus), cut)
     if plan.floors:
         floor = tempered.amax(-1, keepdim=True) + plan.min_p.log().float().view(-1, 1, 1)
         cut = torch.maximum(cut, floor)
     return cut
+
+
+def _nucleus_cutoff(tempered: Tensor, cut: Tensor, ranked: Tensor | None, plan: SamplingPlan) -> Tensor:
+    """[B, M, 1]: lowest logit of the smallest set of best tokens above `cut` whose mass reaches top_p.
+
+    ranked: the best tokens in descending order if they hold all that `cut` keeps; None sorts them out.
+    """
+    kept = tempered.masked_fill(tempered < cut, _MINUS_INF) if plan.max_top_k else tempered
+    normaliser = kept.logsumexp(-1, keepdim=True).double()
+    top_p = plan.top_p.view(-1, 1, 1)
+    if ranked is None and tempered.device.type == "cpu":
+        # Sorting a vocabulary costs a CPU more than the rest of a cycle, and most nuclei are small. Only here, where it
+        # costs nothing, does the host look at the result.
+        head = tempered.topk(min(_HEAD, tempered.shape[-1]), dim=-1).values
+        covered = (head.double() - normaliser).exp().sum(-1, keepdim=True) >= top_p
+        ranked = head if bool((covered | (top_p >= 1)).all()) else None
+    if ranked is None:
+        ranked = tempered.sort(dim=-1, descending=True).values
+    ranked = ranked.masked_fill(ranked < cut, _MINUS_INF)
+    share = (ranked.double() - normaliser).exp()
+    before = share.cumsum(-1) - share  # the mass of all better tokens; the best one is kept whatever top_p is
+    outside = (before >= top_p) | (ranked == _MINUS_INF)
+    outside[..., 0] = False
+    return ranked.masked_fill(outside, float("inf")).amin(-1, keepdim=True)
 
 
 def warp(logits: Tensor, plan: SamplingPlan) -> Tensor:
@@ -149,7 +168,7 @@ def warp(logits: Tensor, plan: SamplingPlan) -> Tensor:
     tempered = temper(logits, plan)
     if not plan.truncates:
         return tempered
-    return tempered.masked_fill(tempered < cutoff(tempered, plan), float("-inf"))
+    return tempered.masked_fill(tempered < cutoff(tempered, plan), _MINUS_INF)
 
 
 def draw(logits: Tensor, plan: SamplingPlan, coin: Tensor | None, history: History | None = None) -> Tensor:

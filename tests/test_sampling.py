@@ -57,6 +57,17 @@ def test_rows_of_a_batch_keep_their_own_options() -> None:
         assert torch.equal(mixed[row : row + 1], warp(logits[row : row + 1], SamplingPlan.compile([config])))
 
 
+def test_a_nucleus_wider_than_the_first_ranking() -> None:
+    """Nearly flat rows, whose nucleus exceeds the tokens that are ranked first, beside a peaked one."""
+    logits = torch.randn(1, 3, 1500, generator=torch.Generator().manual_seed(9))
+    logits[0, 2, 7] = 30.0
+    config = SamplingConfig(temperature=1, top_p=0.7)
+    expected = transformers_warp(logits[0], config)
+    assert torch.equal(warp(logits, SamplingPlan.compile([config]))[0], expected)
+    assert expected.isfinite().sum(-1).tolist()[2] == 1
+    assert expected.isfinite().sum(-1).tolist()[0] > 256
+
+
 def test_tokens_that_tie_at_the_cut_are_kept_together() -> None:
     logits = torch.tensor([[[3.0, 1.0, 1.0, 1.0, 0.0]]])
     for config in (SamplingConfig(temperature=1, top_k=2), SamplingConfig(temperature=1, top_p=0.8)):

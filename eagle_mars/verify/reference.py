@@ -101,7 +101,7 @@ def _beaten(c: Candidates, relaxed: Tensor) -> Tensor:
 def _next_token(c: Candidates, accepted: Acceptance, last: Tensor, coins: Coins | None) -> Tensor:
     """The target's own token after `last`: its argmax, or a draw without the children that the rule rejected there."""
     top = c.top.t1.gather(1, last.unsqueeze(1)).squeeze(1)
-    if coins is None:
+    if coins is None or not c.plan.sampling.draws:
         return top
     warped = c.warped[torch.arange(c.tree.batch, device=last.device), last]
     vocab = warped.shape[-1]
