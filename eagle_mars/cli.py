@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from eagle_mars.config import Branch, DraftConfig, Margin, Rule, SamplingConfig, VerifyConfig
 from eagle_mars.errors import ConfigError, EagleMarsError
@@ -31,6 +32,7 @@ err = Console(stderr=True)
 Model = Annotated[str | None, typer.Option(help="Target: directory or hub id. Default: the embedded SmolLM2-135M.")]
 Head = Annotated[str | None, typer.Option(help="Draft head: directory or hub id; goes with --model.")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto (the checkpoint's).")]
+Device = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, ...")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads.", min=1)]
 MaxNewTokens = Annotated[int, typer.Option(help="Tokens to generate at most.")]
 Theta = Annotated[float | None, typer.Option(help="Low margin is z2/z1 > theta; 1 switches relaxation off.")]
@@ -44,6 +46,9 @@ Seed = Annotated[int | None, typer.Option(help="Seed of all coins.", min=0)]
 TotalToken = Annotated[int | None, typer.Option(help="Nodes of the draft tree, root included.")]
 Depth = Annotated[int | None, typer.Option(help="Tree depth: at most depth + 1 drafts on a path.")]
 DraftTopK = Annotated[int | None, typer.Option("--top-k", help="Beam width and fan-out of the tree; 1 is a chain.")]
+CpuPack = Annotated[
+    bool | None, typer.Option("--cpu-pack/--no-cpu-pack", help="Second copy of the weights in oneDNN's layout.")
+]
 Raw = Annotated[bool, typer.Option("--raw", help="Give the prompt as it is, without the chat template.")]
 System = Annotated[str | None, typer.Option(help="System message of the chat template.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
@@ -73,7 +78,9 @@ def generate(
     model: Model = None,
     head: Head = None,
     dtype: Dtype = "auto",
+    device: Device = "auto",
     threads: Threads = None,
+    cpu_pack: CpuPack = None,
     as_json: Json = False,
 ) -> None:
     """Answer one prompt; the text streams to stdout, a line of statistics goes to stderr."""
@@ -82,7 +89,7 @@ def generate(
         sampling = SamplingConfig(temperature=temperature, top_k=sample_top_k, top_p=top_p, seed=seed)
         text = sys.stdin.read() if prompt in (None, "-") else prompt or ""
         draft = _draft_options(total_token, depth, top_k)
-        ea = load(model, head, dtype, threads, draft)
+        ea = load(model, head, dtype, device, threads, cpu_pack, draft)
         stream = ea.stream(
             _prompt_ids(ea, text, raw, system),
             max_new_tokens=max_new_tokens,
@@ -133,7 +140,9 @@ def compare(
     model: Model = None,
     head: Head = None,
     dtype: Dtype = "auto",
+    device: Device = "auto",
     threads: Threads = None,
+    cpu_pack: CpuPack = None,
     as_json: Json = False,
 ) -> None:
     """Decode the same prompts with the target alone, exact and MARS verification, and show them side by side."""
@@ -148,7 +157,7 @@ def compare(
         texts = [*(prompt or []), *(read_prompts(prompts) if prompts else [])][:limit]
         if not texts:
             raise ConfigError("there is no prompt to compare on; give one as an argument or a file with --prompts.")
-        ea = load(model, head, dtype, threads, _draft_options(total_token, depth, top_k))
+        ea = load(model, head, dtype, device, threads, cpu_pack, _draft_options(total_token, depth, top_k))
         ids = [_prompt_ids(ea, text, raw, system) for text in texts]
 
         def arm(method: Method, verify: VerifyConfig | None = None) -> Decode:
@@ -182,8 +191,16 @@ def info(as_json: Json = False) -> None:
         render.facts(Console(), facts)
 
 
-def load(model: str | None, head: str | None, dtype: str, threads: int | None, draft: dict[str, int]) -> EaModel:
-    """The pair that the options name; the embedded one when they name none."""
+def load(
+    model: str | None,
+    head: str | None,
+    dtype: str,
+    device: str,
+    threads: int | None,
+    cpu_pack: bool | None,
+    draft: dict[str, int],
+) -> EaModel:
+    """The pair that the options name; the embedded one when they name none, with its weights packed if on a CPU."""
     if (model is None) != (head is None):
         raise ConfigError("--model and --head go together: name both, or neither for the embedded pair.")
     with err.status("loading the model"):
@@ -199,9 +216,16 @@ def load(model: str | None, head: str | None, dtype: str, threads: int | None, d
             torch.set_num_threads(threads)
         if dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
             raise ConfigError(f"--dtype {dtype} is not a torch dtype; use float32, bfloat16, float16 or auto.")
+        if device == "auto" and not torch.cuda.is_available():
+            device = "cpu"
         tree = (DraftConfig() if model else EMBEDDED_DRAFT).replace(**draft)
         return EaModel.from_pretrained(
-            model or str(embedded_target_path()), head or str(embedded_head_path()), **tree.model_dump(), dtype=dtype
+            model or str(embedded_target_path()),
+            head or str(embedded_head_path()),
+            **tree.model_dump(),
+            dtype=dtype,
+            device_map=device,
+            cpu_pack=model is None and device == "cpu" if cpu_pack is None else cpu_pack,
         )
 
 
@@ -223,10 +247,11 @@ def _prompt_ids(ea: EaModel, text: str, raw: bool, system: str | None) -> Any:
 def _one_sentence_errors() -> Iterator[None]:
     """A mistake that the user can mend is one sentence on stderr and exit code 1, never a traceback."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("eagle_mars.guarantee").disabled = True  # every command prints the guarantee itself
     try:
         yield
     except EagleMarsError as error:
-        err.print(f"[bold red]error:[/bold red] {error}", highlight=False, soft_wrap=True)
+        err.print("[bold red]error:[/bold red] " + escape(str(error)), highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
 
 

@@ -77,7 +77,7 @@ class VerifyConfig(_Options):
     """How drafts are accepted (`eagle_mars.verify.rules` lists the rules and their guarantees).
 
     theta: low margin is z2 > theta * z1 on raw logits (`margin="logit-ratio"`); None or 1.0 switches relaxation off.
-    gap: low margin is z1 - z2 < gap, in nats at T = 1 (`margin="logit-gap"`); None or 0 switches relaxation off.
+    gap: low margin is z1 - z2 < gap, in nats at T = 1 (`margin="logit-gap"` only); 0 switches relaxation off.
     branch: which acceptable path is followed when a node has several acceptable children.
     protected_ids: tokens that relaxation neither accepts nor overrides; None protects every special token.
     max_relaxed_per_cycle: relaxed tokens per draft tree at most; None is no limit.
@@ -106,6 +106,14 @@ class VerifyConfig(_Options):
     rank: int | None = Field(default=None, ge=1)
     delta: float = Field(default=0.6, ge=0, le=1)
     rho: float = Field(default=0.5, gt=0, le=1)
+
+    @model_validator(mode="after")
+    def _margin_has_its_number(self) -> Self:
+        if self.margin == "logit-gap" and self.gap is None:
+            raise ValueError("margin='logit-gap' needs gap in nats, e.g. gap=1.0; gap=0 switches relaxation off")
+        if self.margin == "logit-ratio" and self.gap is not None:
+            raise ValueError("gap is read with margin='logit-gap' only; set that margin or leave gap out")
+        return self
 
     @model_validator(mode="after")
     def _released_as_released(self) -> Self:
@@ -158,7 +166,7 @@ class SamplingConfig(_Options):
     repetition_penalty: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     presence_penalty: float = Field(default=0.0, allow_inf_nan=False)
     frequency_penalty: float = Field(default=0.0, allow_inf_nan=False)
-    seed: int | None = Field(default=None, ge=0)
+    seed: int | None = Field(default=None, ge=0, lt=2**63)
 
     @property
     def greedy(self) -> bool:

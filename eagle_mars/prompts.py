@@ -14,7 +14,7 @@ def read_prompts(path: Path) -> list[str]:
     Raises ConfigError if the file can't be read or a line isn't a question.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # splitlines would also cut at U+2028
     except FileNotFoundError:
         raise ConfigError(f"there is no prompt file {path}; correct the path.") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -14,8 +14,9 @@ class Step:
 
     tokens, provenance: cut at the first stop token and at max_new_tokens. `exact` and `relaxed` tokens were drafted,
     `target` tokens come from the target itself.
-    accepted: drafts accepted in this cycle, before any cut; None for the token that prefill yields (no cycle).
-    regret: nats that relaxation cost in this cycle. seconds: wall time since the step before.
+    accepted: drafts accepted in this cycle, before any cut; None where nothing was drafted, which is no cycle: the
+        token that prefill yields, and a last token that needs no draft.
+    regret and the counts after it: of the whole cycle, before any cut. seconds: wall time since the step before.
     finish_reason: set on the last step.
     """
 
@@ -26,7 +27,7 @@ class Step:
     regret: float = 0.0
     low_margin: int = 0
     rescued: int = 0
-    nonpositive: int = 0
+    nonpositive_top: int = 0
     finish_reason: Literal["stop", "length"] | None = None
 
 
@@ -37,8 +38,8 @@ class GenerationResult:
     token_ids: the new tokens, the stop token included. text: decoded, without special tokens and stop strings.
     pieces: the text in parts, each with the provenance of its token.
     accepted_lengths: accepted drafts of each cycle, uncut.
-    regret: nats, Σ log p(top-1) - log p(accepted) over relaxed tokens.
-    low_margin, rescued, nonpositive: nodes on the walked paths with a low margin, rejections that relaxation turned
+    regret: nats, Σ log p(top-1) - log p(accepted) over relaxed tokens; uncut, like the counts after it.
+    low_margin, rescued, nonpositive_top: nodes on the walked paths with a low margin, rejections that relaxation turned
     into acceptances, and nodes whose best logit was <= 0 (where the ratio never relaxes).
     prefill_seconds: until the first token. decode_seconds: everything after it, the draft head's prompt included.
     """
@@ -53,7 +54,7 @@ class GenerationResult:
     regret: float
     low_margin: int
     rescued: int
-    nonpositive: int
+    nonpositive_top: int
     prefill_seconds: float
     decode_seconds: float
     rule: str
@@ -65,7 +66,7 @@ class GenerationResult:
 
     @property
     def cycles(self) -> int:
-        """Target forwards after prefill."""
+        """Target forwards over a draft tree."""
         return len(self.accepted_lengths)
 
     @property

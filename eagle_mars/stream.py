@@ -83,7 +83,7 @@ class ResponseStream:
             regret=sum(step.regret for step in steps),
             low_margin=sum(step.low_margin for step in steps),
             rescued=sum(step.rescued for step in steps),
-            nonpositive=sum(step.nonpositive for step in steps),
+            nonpositive_top=sum(step.nonpositive_top for step in steps),
             prefill_seconds=steps[0].seconds,
             decode_seconds=sum(step.seconds for step in steps[1:]),
             rule=self._rule,

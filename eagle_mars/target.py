@@ -174,9 +174,13 @@ def refuse_unfit(model: PreTrainedModel) -> None:
 def _why_unfit(model: PreTrainedModel, config: Any) -> str | None:
     if model.config.is_encoder_decoder:
         return "it is an encoder-decoder; use a decoder-only causal LM"
+    if any(parameter.device.type == "meta" for parameter in model.parameters()):
+        return "parts of it are offloaded, so they have no device; use a smaller dtype or more devices"
     if model.get_output_embeddings() is None:
         return "it has no language-model head; load it with AutoModelForCausalLM"
     kinds = set(getattr(config, "layer_types", None) or ())
+    if "chunked_attention" in kinds:
+        return "its attention works in chunks, which a tree would cross"
     if getattr(model, "_is_stateful", False) or kinds - {"full_attention", "sliding_attention"}:
         return "it has recurrent or linear-attention layers, whose state can't follow the branches of a tree"
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None

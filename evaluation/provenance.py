@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -21,7 +22,7 @@ def provenance() -> dict[str, Any]:
     """Facts that a reader needs to repeat a run, as plain values."""
     facts = collect()
     return {
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": shlex.join(["python", *sys.orig_argv[1:]]),
         "commit": _git("rev-parse", "HEAD"),
         "dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -40,6 +41,7 @@ def write_atomically(path: Path, text: str) -> None:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(text)
+    Path(name).chmod(0o644)  # mkstemp's 0600 is for secrets
     Path(name).replace(path)
 
 

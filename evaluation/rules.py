@@ -190,7 +190,7 @@ def summarise(
 @torch.inference_mode()
 def log_probabilities(ea: EaModel, prompt: Sequence[int], result: GenerationResult) -> list[float]:
     """log p of every new token under the target at T = 1, by one plain forward."""
-    ids = torch.tensor([[*prompt, *result.token_ids]])
+    ids = torch.tensor([[*prompt, *result.token_ids]], device=ea.device)
     logits = ea.base_model(ids, logits_to_keep=len(result.token_ids) + 1).logits[0, :-1].float()
     return logits.log_softmax(-1).gather(-1, ids[0, len(prompt) :, None]).flatten().tolist()
 

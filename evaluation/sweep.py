@@ -53,6 +53,7 @@ def main(
     theta: float = 0.9,
     dtype: str = "float32",
     threads: int = 2,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto (accelerate spreads the target).")] = "cpu",
     cpu_pack: Annotated[bool, typer.Option("--cpu-pack/--no-cpu-pack", help="Weights in oneDNN's layout.")] = False,
     model: Annotated[str | None, typer.Option(help="Target; the embedded one by default.")] = None,
     head: Annotated[str | None, typer.Option(help="Draft head; the embedded one by default.")] = None,
@@ -64,7 +65,7 @@ def main(
     hf_logging.disable_progress_bar()
     torch.set_num_threads(threads)
     target, drafter = model or str(embedded_target_path()), head or str(embedded_head_path())
-    ea = EaModel.from_pretrained(target, drafter, dtype=dtype, cpu_pack=cpu_pack)
+    ea = EaModel.from_pretrained(target, drafter, dtype=dtype, cpu_pack=cpu_pack, device_map=device)
     texts = read_prompts(prompts)[::every][:limit]
     ids = [ea.chat_ids(text) for text in texts]
     arms: dict[str, Decode] = {BASELINE: partial(_speculate, ea, None, None), GENERATE: partial(hf_generate, ea)}
@@ -110,7 +111,7 @@ def _speculate(
 def hf_generate(ea: EaModel, prompt: Sequence[int], limit: int) -> GenerationResult:
     """transformers' own greedy `generate` on the same model object; all of its time counts as decoding."""
     started = perf_counter()
-    ids = torch.tensor([list(prompt)])
+    ids = torch.tensor([list(prompt)], device=ea.device)
     base_model: Any = ea.base_model  # its type hints hide `generate`
     out = base_model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=limit)
     seconds = perf_counter() - started
@@ -128,7 +129,7 @@ def hf_generate(ea: EaModel, prompt: Sequence[int], limit: int) -> GenerationRes
         regret=0.0,
         low_margin=0,
         rescued=0,
-        nonpositive=0,
+        nonpositive_top=0,
         prefill_seconds=0.0,
         decode_seconds=seconds,
         rule=GENERATE,
@@ -157,8 +158,8 @@ def first_difference(
 ) -> dict[str, Any]:
     """Where two greedy answers part, and how far apart the target's two best logits are there."""
     pairs = zip(ours.token_ids, base.token_ids, strict=False)
-    at = next(i for i, (a, b) in enumerate(pairs) if a != b)
-    ids = torch.tensor([[*prompt, *base.token_ids[:at]]])
+    at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(ours.new_tokens, base.new_tokens))
+    ids = torch.tensor([[*prompt, *base.token_ids[:at]]], device=ea.device)
     best = ea.base_model(ids, logits_to_keep=1).logits[0, -1].float().topk(2).values
     gap = float(best[0] - best[1])
     return {"position": at, "top2_gap": gap, "tie": gap < TIE}

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from eagle_mars.cli import app
 from eagle_mars.errors import EmbeddedModelError
+from eagle_mars.prompts import read_prompts
 
 TREE = ["--total-token", "12", "--depth", "3", "--top-k", "4"]
 
@@ -110,6 +111,18 @@ def test_mistakes_are_one_sentence_and_exit_code_1(arguments: list[str], sentenc
     assert sentence in " ".join(done.stderr.split())
     assert "Traceback" not in done.output
     assert done.stdout == ""
+
+
+def test_brackets_in_a_message_are_no_markup(tiny_pair) -> None:
+    done = call("generate", "hi", "--model", "/nowhere/[/x]/[bold]", "--head", tiny_pair[1])
+    assert done.exit_code == 1
+    assert "[/x]/[bold]" in "".join(done.stderr.split())
+
+
+def test_unicode_line_separators_do_not_cut_a_question(tmp_path: Path) -> None:
+    questions = tmp_path / "q.jsonl"
+    questions.write_text("\ufeff" + json.dumps({"turns": ["a\u2028b"]}, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert read_prompts(questions) == ["a\u2028b"]
 
 
 def test_half_a_pair_is_a_mistake(tiny_pair) -> None:

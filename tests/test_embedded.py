@@ -93,7 +93,7 @@ def test_concurrent_converters_end_with_one_whole_copy(home, conversions, monkey
     for thread in threads:
         thread.join()
     assert results == [home / "smollm2-135m-instruct"] * 4
-    assert embedded._complete(results[0])
+    assert embedded.is_converted(results[0])
     assert list(home.iterdir()) == [results[0]]
 
 
@@ -131,3 +131,10 @@ def test_the_real_target_speaks_chatml():
     config = AutoConfig.from_pretrained(path)
     assert (config.dtype, config.rms_norm_eps, config.vocab_size) == (torch.float32, 1e-5, 49152)
     assert not hasattr(config, "quantization_config")
+
+
+def test_a_place_that_cannot_be_written_is_named(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("no directory")
+    monkeypatch.setenv("EAGLE_MARS_HOME", str(tmp_path / "file" / "cache"))
+    with pytest.raises(EmbeddedModelError, match="set EAGLE_MARS_HOME"):
+        embedded.embedded_target_path()

@@ -62,6 +62,23 @@ def test_exact_greedy_equals_generate(family: str, eagle: int) -> None:
     assert accepted > 10  # otherwise nothing but single tokens was tested
 
 
+@pytest.mark.parametrize("penalty", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
+def test_penalties_count_each_token_once(penalty: str) -> None:
+    """The same text with and without a tree: the root is a node, so it must not be in the history as well."""
+    engine = engine_of()
+    generator = random.Random(penalty)
+    sampling = SamplingConfig(**{penalty: 1.7 if penalty == "repetition_penalty" else 0.7})
+    changed = 0
+    for _ in range(5):
+        prompt = random_prompt(generator, 12)
+        request = Request(20, DraftConfig(total_token=12, depth=3, top_k=4), EXACT, sampling)
+        base = tokens_of(list(engine.autoregress(torch.tensor([prompt]), request)))
+        assert tokens_of(list(engine.speculate(torch.tensor([prompt]), request))) == base
+        free = run(engine, prompt, max_new_tokens=20, verify=EXACT)
+        changed += tokens_of(free) != base
+    assert changed  # otherwise the penalty did nothing
+
+
 def test_sampled_exact_has_the_targets_distribution() -> None:
     engine = engine_of(vocab_size=9)
     prompt, sampling = [3, 7, 5, 4], SamplingConfig(temperature=0.8, top_k=6)

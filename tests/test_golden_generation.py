@@ -47,7 +47,7 @@ def test_greedy_generation_is_the_recorded_one(run: dict[str, Any]) -> None:
     steps = list(engine.speculate(torch.tensor([prompt]), request))
     assert [token for step in steps for token in step.tokens][:-1] == new
     if run["min_gap"] > 1e-4:  # otherwise a tie of float32 scores deep in a tree may fall either way (golden README)
-        assert [step.accepted for step in steps[1:]] == run["accept_lengths"]
+        assert [step.accepted or 0 for step in steps[1:]] == run["accept_lengths"]
 
 
 @pytest.mark.parametrize("rule", ["mars", "mars-paper", "mars-released"])

@@ -32,7 +32,20 @@ ALLOWED = {
     "embedded": {"config", "errors"},
     "render": {"compare", "result"},
     "info": {"__version__", "config", "embedded", "verify"},
-    "model": {"engine", "draft", "target", "verify", "loading", "cpu", "stream", "result", "config", "errors"},
+    "eagle_api": {"engine", "target", "result", "config", "errors"},
+    "model": {
+        "eagle_api",
+        "engine",
+        "draft",
+        "target",
+        "verify",
+        "loading",
+        "cpu",
+        "stream",
+        "result",
+        "config",
+        "errors",
+    },
 }
 OUTERMOST = {"__init__", "cli", "training"}  # nothing above may import these; they may import all of it
 

@@ -16,7 +16,7 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource, CompiledKernel
 
 from eagle_mars.verify.kernels import accept_and_walk, final_draw, row_statistics
-from eagle_mars.verify.triton_backend import walk_warps
+from eagle_mars.verify.triton_backend import merge_chunk, walk_warps
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -64,7 +64,7 @@ class Resources:
 def variants(nodes: int, block: int, splits: int, *, draws: bool, cut: bool, width: int = 16) -> Iterator[Variant]:
     """The launches of one verification; `nodes`, `splits` and `width` are powers of two."""
     warp = {"DRAWS": draws, "CUT": cut}
-    walk = {"GROUP": 1, "NODES": nodes, "WIDTH": width, "CHUNK": min(splits, max(1024 // nodes, 8)), **warp}
+    walk = {"GROUP": 1, "NODES": nodes, "WIDTH": width, "CHUNK": merge_chunk(splits, nodes), **warp}
     yield Variant(row_statistics, {"ROWS": 1, "BLOCK": block, **warp}, 4)
     yield Variant(accept_and_walk, walk, walk_warps(nodes))
     if draws:

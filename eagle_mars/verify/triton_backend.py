@@ -29,6 +29,37 @@ class Launch:
     group: int = 1
 
 
+@dataclass(frozen=True)
+class Partials:
+    """Statistics of each vocabulary split, [B, M, S]; `mass` holds nothing when every row is greedy.
+
+    cut: [B, M, 1] lowest tempered logit that the warpers keep; any tensor when they keep all.
+    """
+
+    z1: Tensor
+    t1: Tensor
+    z2: Tensor
+    t2: Tensor
+    mass: Tensor
+    cut: Tensor
+
+
+def launch_statistics(logits: Tensor, plan: RowPlan, launch: Launch) -> Partials:
+    """The first launch: reads the logits [B, M, V] once."""
+    batch, nodes, vocab = logits.shape
+    splits = triton.cdiv(vocab, launch.block)
+    draws, cuts = plan.sampling.draws, plan.sampling.truncates
+    cut = cutoff(temper(logits, plan.sampling), plan.sampling) if cuts else plan.sampling.temperature
+    z1, z2, mass = (_empty(logits, batch, nodes, splits, dtype=torch.float32) for _ in range(3))
+    t1, t2 = (_empty(logits, batch, nodes, splits, dtype=torch.int32) for _ in range(2))
+    row_statistics[(triton.cdiv(batch * nodes, launch.rows), splits)](
+        logits, plan.sampling.temperature, cut, z1, t1, z2, t2, mass,
+        batch * nodes, nodes, vocab, splits, *logits.stride(),
+        ROWS=launch.rows, BLOCK=launch.block, DRAWS=draws, CUT=cuts,
+    )  # fmt: skip
+    return Partials(z1, t1, z2, t2, mass, cut)
+
+
 def verify_triton(
     tree: DraftTree,
     logits: Tensor,
@@ -39,54 +70,46 @@ def verify_triton(
     launch: Launch | None = None,
 ) -> Verdict:
     """The same `Verdict` as `verify_reference`, for `exact` and the `mars*` rules."""
-    launch = launch or Launch()
-    logits = penalise(logits, plan.sampling, history, tree)
+    with torch.cuda.device_of(logits):  # a launch goes to the current device, which a sharded model's last may not be
+        return _verify(
+            tree, penalise(logits, plan.sampling, history, tree), plan, coins, spent_regret, launch or Launch()
+        )
+
+
+def _verify(
+    tree: DraftTree, logits: Tensor, plan: RowPlan, coins: Coins | None, spent_regret: Tensor | None, launch: Launch
+) -> Verdict:
+    partials = launch_statistics(logits, plan, launch)
     batch, nodes, vocab = logits.shape
-    device = logits.device
-    strides = logits.stride()
+    splits, strides, width = partials.z1.shape[-1], logits.stride(), tree.max_depth + 1
     draws, cuts = plan.sampling.draws, plan.sampling.truncates
-    cut = cutoff(temper(logits, plan.sampling), plan.sampling) if cuts else logits
-    splits = triton.cdiv(vocab, launch.block)
-
-    def empty(*shape: int, dtype: torch.dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
-
-    z1, z2, mass = (empty(batch, nodes, splits, dtype=torch.float32) for _ in range(3))
-    t1, t2 = (empty(batch, nodes, splits, dtype=torch.int32) for _ in range(2))
-    warp = {"DRAWS": draws, "CUT": cuts}
-    row_statistics[(triton.cdiv(batch * nodes, launch.rows), splits)](
-        logits, plan.sampling.temperature, cut, z1, t1, z2, t2, mass,
-        batch * nodes, nodes, vocab, splits, *strides,
-        ROWS=launch.rows, BLOCK=launch.block, **warp,
-    )  # fmt: skip
-
-    width = tree.max_depth + 1
-    path = empty(batch, width, dtype=torch.int64)
-    relaxed = empty(batch, width, dtype=torch.bool)
+    greedy, temperature = _bytes(plan.sampling.greedy), plan.sampling.temperature
+    path = _empty(logits, batch, width, dtype=torch.int64)
+    relaxed = _empty(logits, batch, width, dtype=torch.bool)
     n_accepted, next_token, invalid, low_margin, rescued, nonpositive_top, last = (
-        empty(batch, dtype=torch.int64) for _ in range(7)
+        _empty(logits, batch, dtype=torch.int64) for _ in range(7)
     )
-    regret = empty(batch, dtype=torch.float64)
-    removed = empty(batch, nodes, dtype=torch.bool)
+    regret = _empty(logits, batch, dtype=torch.float64)
+    removed = _empty(logits, batch, nodes, dtype=torch.bool)
     padded = max(triton.next_power_of_2(nodes), 16)
-    budget = plan.max_regret if spent_regret is None else plan.max_regret - spent_regret
-    accept = tree.draft_logprob if coins is None else coins.accept  # without draws, never read
-    accept_and_walk[(triton.cdiv(batch, launch.group),)](
-        logits, tree.tokens, tree.parents, tree.depth, _bytes(tree.ancestors), tree.draft_logprob, accept,
-        z1, t1, z2, t2, mass, cut,
+    grid = (triton.cdiv(batch, launch.group),)
+    accept_and_walk[grid](
+        logits, tree.tokens, tree.parents, tree.depth, _bytes(tree.ancestors), tree.draft_logprob,
+        tree.draft_logprob if coins is None else coins.accept,  # without draws, coins are never read
+        partials.z1, partials.t1, partials.z2, partials.t2, partials.mass, partials.cut,
         plan.rule, plan.theta, plan.gap, _bytes(plan.by_gap), _bytes(plan.longest), _bytes(plan.protected),
-        plan.max_relaxed, budget, _bytes(plan.released_ratio), _bytes(plan.draft_q),
-        _bytes(plan.sampling.greedy), plan.sampling.temperature,
+        plan.max_relaxed, plan.max_regret if spent_regret is None else plan.max_regret - spent_regret,
+        _bytes(plan.released_ratio), _bytes(plan.draft_q), greedy, temperature,
         path, n_accepted, next_token, _bytes(relaxed), regret, invalid, low_margin, rescued, nonpositive_top,
         last, _bytes(removed),
         batch, nodes, vocab, splits, width, *strides,
-        GROUP=launch.group, NODES=padded, WIDTH=triton.next_power_of_2(width), CHUNK=_chunk(splits, padded), **warp,
-        num_warps=walk_warps(padded),
+        GROUP=launch.group, NODES=padded, WIDTH=triton.next_power_of_2(width), CHUNK=merge_chunk(splits, padded),
+        DRAWS=draws, CUT=cuts, num_warps=walk_warps(padded),
     )  # fmt: skip
     if coins is not None and draws:
-        final_draw[(triton.cdiv(batch, launch.group),)](
-            logits, tree.tokens, z1, mass, cut, coins.draw, last, _bytes(removed),
-            plan.rule, _bytes(plan.sampling.greedy), plan.sampling.temperature, next_token,
+        final_draw[grid](
+            logits, tree.tokens, partials.z1, partials.mass, partials.cut, coins.draw, last, _bytes(removed),
+            plan.rule, greedy, temperature, next_token,
             batch, nodes, vocab, splits, *strides,
             GROUP=launch.group, NODES=padded, SPLITS=triton.next_power_of_2(splits), BLOCK=launch.block, CUT=cuts,
             num_warps=8,
@@ -94,12 +117,16 @@ def verify_triton(
     return Verdict(path, n_accepted, next_token, relaxed, regret, invalid, low_margin, rescued, nonpositive_top)
 
 
+def _empty(like: Tensor, *shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=like.device)
+
+
 def walk_warps(nodes: int) -> int:
     """Warps of the walk: its pair tiles grow with the square of the nodes, and so would registers and compile time."""
     return min(max(nodes // 8, 4), 32)
 
 
-def _chunk(splits: int, nodes: int) -> int:
+def merge_chunk(splits: int, nodes: int) -> int:
     """Splits that are merged at once: a power of two, small enough for a few registers a thread."""
     return min(triton.next_power_of_2(splits), max(1024 // nodes, 8))
 

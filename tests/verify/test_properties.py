@@ -55,7 +55,6 @@ def test_relaxation_switched_off_is_exact_bit_for_bit(seed: int, temperature: fl
         VerifyConfig(theta=None),
         VerifyConfig(theta=1.0),
         VerifyConfig(theta=None, branch="longest"),
-        VerifyConfig(margin="logit-gap"),
         VerifyConfig(margin="logit-gap", gap=0),
         VerifyConfig(max_relaxed_per_cycle=0),
         VerifyConfig(max_regret=0),
