@@ -6,8 +6,6 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum, auto
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,63 +13,11 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eagle_mars.errors import ConfigError
-from eagle_mars.training.prompts import Request, Requests, mentions_held_out_topic
+from eagle_mars.training.prompts import Requests
+from eagle_mars.training.rows import MAX_QUESTION_TOKENS, ChatFrame, Fate, Row
 from eagle_mars.training.shards import Sequence, Source, shard_path, write_shard
 from eagle_mars.training.slots import Slots, use_slots
 from eagle_mars.training.taps import fused, tapped
-
-_MAX_QUESTION_TOKENS = 96
-_MIN_QUESTION_TOKENS = 4
-_QUESTION_TEMPERATURE = 0.85
-_LOOP_NGRAM = 16
-_SENTINEL = "QUESTION"
-
-
-class Fate(Enum):
-    """What becomes of a row after a token."""
-
-    GOES_ON = auto()
-    DONE = auto()
-    DROPPED = auto()
-
-
-@dataclass(frozen=True)
-class ChatFrame:
-    """Token ids around a user's question: prefix + question + suffix is a prompt."""
-
-    prefix: list[int]
-    suffix: list[int]
-
-    @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase) -> ChatFrame:
-        text = _render(tokenizer, _SENTINEL)
-        before, after = text.split(_SENTINEL)
-        encode = partial(tokenizer.encode, add_special_tokens=False)
-        return cls(encode(before), encode(after))
-
-
-@dataclass
-class Row:
-    """One sequence in flight. Its first ``slots.lengths[slot]`` tokens are already fed."""
-
-    index: int
-    request: Request
-    rng: random.Random
-    tokens: list[int]
-    source: list[int]
-    kind: Source  # of the next drawn token
-
-    def extend(self, ids: list[int], kind: Source) -> None:
-        self.tokens += ids
-        self.source += [kind] * len(ids)
-
-    @property
-    def temperature(self) -> float:
-        return _QUESTION_TEMPERATURE if self.kind is Source.QUESTION else self.request.temperature
-
-    def drawn(self) -> list[int]:
-        """Tokens of the current kind: the question or the answer so far."""
-        return self.tokens[self.source.index(self.kind) :]
 
 
 @dataclass(frozen=True)
@@ -99,11 +45,11 @@ class Generator:
     ) -> None:
         self.model, self.tokenizer, self.source = model, tokenizer, source
         self.seed, self.n_rows, self.max_length = seed, n_rows, max_length
-        self.frame = ChatFrame.of(tokenizer)
-        if len(self.frame.prefix) + _MAX_QUESTION_TOKENS + len(self.frame.suffix) >= max_length:
-            raise ConfigError(f"max_length {max_length} leaves no room for a question; raise it.")
         eos = model.generation_config.eos_token_id
-        self.stop_ids = set(eos if isinstance(eos, list) else [eos]) | {tokenizer.eos_token_id}
+        stop = frozenset(eos if isinstance(eos, list) else [eos]) | {tokenizer.eos_token_id}
+        self.frame = ChatFrame.of(tokenizer, stop)
+        if len(self.frame.prefix) + MAX_QUESTION_TOKENS + len(self.frame.suffix) >= max_length:
+            raise ConfigError(f"max_length {max_length} leaves no room for a question; raise it.")
         use_slots(model)
 
     @torch.inference_mode()
@@ -133,7 +79,7 @@ class Generator:
                 chosen = self._draw(out[drawing], [rows[order[i]] for i in drawing]) if drawing else []
                 for i, token in zip(drawing, chosen, strict=True):
                     slot = order[i]
-                    fate = self._append(rows[slot], token)
+                    fate = rows[slot].append(token)
                     if fate is not Fate.GOES_ON:
                         row = rows.pop(slot)
                         n = len(row.tokens) - 1
@@ -163,17 +109,13 @@ class Generator:
         return out.last_hidden_state[:, 0]
 
     def _open(self, index: int) -> Row:
-        request = self.source[index]
-        row = Row(index, request, random.Random(f"{self.seed}/coins/{index}"), [], [], Source.QUESTION)
-        row.extend(self.frame.prefix, Source.PROMPT)
-        if request.question is not None:
-            row.extend(self.tokenizer.encode(request.question, add_special_tokens=False), Source.PROMPT)
-            self._ask(row, self.frame.suffix)
+        rng = random.Random(f"{self.seed}/coins/{index}")
+        row = Row(index, self.source[index], self.frame, self.tokenizer, rng, self.max_length)
+        if len(row.tokens) >= self.max_length:
+            raise ConfigError(
+                f"Prompt {index} has {len(row.tokens)} tokens and max_length is {self.max_length}; raise max_length."
+            )
         return row
-
-    def _ask(self, row: Row, suffix: list[int]) -> None:
-        row.extend(suffix, Source.PROMPT)
-        row.kind = Source.GREEDY if row.request.temperature == 0 else Source.SAMPLED
 
     def _draw(self, hidden: Tensor, rows: list[Row]) -> list[int]:
         """One token per row by inverse CDF of the row's own coin, or the argmax at temperature 0."""
@@ -189,40 +131,10 @@ class Generator:
             chosen[warm] = picks.clamp_max(cdf.shape[-1] - 1)
         return chosen.tolist()
 
-    def _append(self, row: Row, token: int) -> Fate:
-        row.extend([token], row.kind)
-        drawn = row.drawn()
-        full = len(row.tokens) >= self.max_length
-        if row.kind is not Source.QUESTION:
-            stopped = token in self.stop_ids or len(drawn) >= row.request.max_answer_tokens
-            return Fate.DONE if stopped or full or _loops(drawn) else Fate.GOES_ON
-        closed = token in self.stop_ids or token == self.frame.suffix[0]
-        if not closed and len(drawn) < _MAX_QUESTION_TOKENS:
-            return Fate.GOES_ON
-        question = str(self.tokenizer.decode(drawn[:-1] if closed else drawn))
-        if len(drawn) < _MIN_QUESTION_TOKENS or mentions_held_out_topic(question):
-            return Fate.DROPPED
-        self._ask(row, self.frame.suffix[1:] if closed else self.frame.suffix)
-        return Fate.GOES_ON
-
 
 def _sequence(row: Row, features: Tensor, hidden: Tensor) -> Sequence:
     tokens = torch.tensor(row.tokens, dtype=torch.int32)
     return Sequence(row.index, tokens, torch.tensor(row.source, dtype=torch.int8), features, hidden)
-
-
-def _loops(answer: list[int]) -> bool:
-    """Whether the last few tokens already occurred twice before in this answer."""
-    if len(answer) % _LOOP_NGRAM or len(answer) < 3 * _LOOP_NGRAM:
-        return False
-    tail = answer[-_LOOP_NGRAM:]
-    starts = (i for i, token in enumerate(answer[:-_LOOP_NGRAM]) if token == tail[0])
-    return sum(answer[i : i + _LOOP_NGRAM] == tail for i in starts) >= 2
-
-
-def _render(tokenizer: PreTrainedTokenizerBase, question: str) -> str:
-    messages = [{"role": "user", "content": question}]
-    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
 
 def generate_shards(
@@ -247,5 +159,7 @@ def generate_shards(
             total += int((sequence.source != Source.PROMPT).sum())
         if waiting[n] == 0:
             sequences = ready.pop(n)
+            if not sequences:
+                continue
             path = write_shard(directory, n, sequences)
             yield Progress(path, len(sequences), total, total / (time.monotonic() - began))

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from eagle_mars.draft.eagle3 import Eagle3Head
+from eagle_mars.draft.infer import capture_layers
 from eagle_mars.draft.layers import HeadConfig
 from eagle_mars.training.dataset import ShardDataset
 from eagle_mars.training.shards import Source
-from eagle_mars.training.taps import tap_layers
 
 _SAMPLE_SEQUENCES = 96
 
@@ -61,7 +61,7 @@ def head_config(model: PreTrainedModel, draft_vocab_size: int) -> HeadConfig:
         hidden_act=config.hidden_act,
         rope_theta=config.rope_parameters["rope_theta"],
         max_position_embeddings=config.max_position_embeddings,
-        capture_layers=tap_layers(config.num_hidden_layers),
+        capture_layers=capture_layers({}, config.num_hidden_layers),
     )
 
 

@@ -10,10 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-
-def tap_layers(n_layers: int) -> tuple[int, int, int]:
-    """Indices of the decoder layers whose *inputs* EAGLE-3 fuses (EAGLE_SPEC 1.4)."""
-    return 2, n_layers // 2, n_layers - 3
+from eagle_mars.draft.infer import capture_layers
 
 
 @contextmanager
@@ -28,7 +25,7 @@ def tapped(model: PreTrainedModel) -> Iterator[dict[int, Tensor]]:
 
         return hook
 
-    handles = [layers[i].register_forward_pre_hook(keep(i), with_kwargs=True) for i in tap_layers(len(layers))]
+    handles = [layers[i].register_forward_pre_hook(keep(i), with_kwargs=True) for i in capture_layers({}, len(layers))]
     try:
         yield inputs
     finally:

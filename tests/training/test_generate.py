@@ -7,11 +7,12 @@ import itertools
 import pytest
 import torch
 
+from eagle_mars.draft.infer import capture_layers
 from eagle_mars.errors import ConfigError
-from eagle_mars.training import generate
+from eagle_mars.training import rows
 from eagle_mars.training.generate import Generator, generate_shards
+from eagle_mars.training.prompts import Request
 from eagle_mars.training.shards import Source, read_shard
-from eagle_mars.training.taps import tap_layers
 from tests.training.conftest import EOS, ToyRequests
 
 
@@ -37,7 +38,7 @@ def test_states_and_greedy_text_are_the_targets_own(make_generator, target):
     for sequence in sequences:
         with torch.inference_mode():
             out = target(sequence.tokens[None].long(), output_hidden_states=True)
-        taps = [out.hidden_states[i][0, :-1] for i in tap_layers(8)]
+        taps = [out.hidden_states[i][0, :-1] for i in capture_layers({}, 8)]
         # bf16 keeps 8 bits of mantissa.
         torch.testing.assert_close(sequence.features.float(), torch.cat(taps, -1), rtol=2**-7, atol=1e-3)
         torch.testing.assert_close(sequence.hidden.float(), out.hidden_states[-1][0, :-1], rtol=2**-7, atol=1e-3)
@@ -85,7 +86,7 @@ def test_a_failed_write_leaves_no_shard(make_generator, tmp_path, monkeypatch):
 
 
 def test_a_question_on_a_held_out_topic_is_dropped(make_generator, monkeypatch):
-    monkeypatch.setattr(generate, "mentions_held_out_topic", lambda question: True)
+    monkeypatch.setattr(rows, "mentions_held_out_topic", lambda question: True)
     written_by_target = [i for i, s in make_generator().run(iter(range(9))) if s is None]
     assert sorted(written_by_target) == [1, 2, 4, 5, 7, 8]
 
@@ -100,9 +101,18 @@ def test_a_question_on_a_held_out_topic_is_dropped(make_generator, monkeypatch):
     ],
 )
 def test_loops_are_noticed(answer, loops):
-    assert any(generate._loops(answer[: n + 1]) for n in range(len(answer))) is loops
+    assert any(rows.loops(answer[: n + 1]) for n in range(len(answer))) is loops
 
 
 def test_too_short_a_length_is_refused(target, tokenizer):
     with pytest.raises(ConfigError, match="max_length 40"):
         Generator(target, tokenizer, ToyRequests(), max_length=40)
+
+
+def test_a_prompt_that_does_not_fit_is_refused(target, tokenizer):
+    class Long:
+        def __getitem__(self, index: int) -> Request:
+            return Request("a" * 200, 0.0, 8)
+
+    with pytest.raises(ConfigError, match=r"Prompt 0 has 20\d tokens"):
+        next(Generator(target, tokenizer, Long(), max_length=128).run(iter([0])))
