@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from eagle_mars.config import DraftConfig
+from eagle_mars.draft.checkpoint import load_head
 from eagle_mars.draft.eagle3 import Eagle3Head
 from eagle_mars.errors import ConfigError
 from eagle_mars.training import initialise
@@ -188,6 +189,38 @@ def test_the_export_takes_unscaled_features(dataset, make_head, tmp_path):
     exported.load_state_dict(state)
     batch = dataset.batch(dataset.entries[:1])
     torch.testing.assert_close(exported.fuse(batch.features), head.fuse(batch.scaled(scales).features))
+
+
+@torch.no_grad()
+def test_the_export_is_a_checkpoint_that_the_drafter_loads(dataset, make_head, target, tmp_path):
+    head, scales, _ = make_head()
+    export_head(head, scales, tmp_path / "head", dtype=torch.float32)
+    loaded = load_head(
+        tmp_path / "head",
+        target.config,
+        embed_tokens=target.get_input_embeddings(),
+        lm_head=target.lm_head,
+        dtype=torch.float32,
+    )
+    assert loaded.config == head.config
+    batch = dataset.batch(dataset.entries[:2])
+    loaded_steps, steps = unroll(loaded, batch, 2), unroll(head, batch.scaled(scales), 2)
+    for a, b in zip(loaded_steps, steps, strict=True):
+        torch.testing.assert_close(loaded.logits(a.output), head.logits(b.output), atol=1e-4, rtol=1e-4)
+
+
+def test_an_earlier_heads_weights_move_to_another_vocabulary(make_head, target):
+    head, scales, vocabulary = make_head()
+    torch.nn.init.normal_(head.lm_head.weight)
+    other = torch.cat([vocabulary[::2], torch.tensor([i for i in range(96) if i not in vocabulary][:10])]).sort().values
+    adopted = initialise.new_head(target, other, scales)
+    initialise.adopt(adopted, head.state_dict(), other, vocabulary)
+    for row, token in enumerate(other.tolist()):
+        known = (vocabulary == token).nonzero()
+        expected = head.lm_head.weight[known[0, 0]] if len(known) else target.lm_head.weight[token]
+        assert torch.equal(adopted.lm_head.weight[row], expected)
+    assert torch.equal(adopted.fc.weight, head.fc.weight)
+    assert torch.equal(torch.arange(len(other)) + adopted.d2t, other)
 
 
 def test_no_shards_is_one_sentence(tmp_path):
