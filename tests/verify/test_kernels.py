@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_interpreted_kernels_equal_the_reference() -> None:
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/verify/interpreted.py"],
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/verify/kernel_suite.py"],
         cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,

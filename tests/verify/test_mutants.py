@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from tests.verify.test_law import check_exact_returns_the_target, check_formula
 from tests.verify.test_reference import CONFIGS, SAMPLINGS, check_equals_oracle
 
 NEG = float("-inf")
+ROOT = Path(__file__).parents[2]
 
 
 def decide(
@@ -127,6 +129,7 @@ def oracle_check(name: str, sampling: str) -> Callable[[], None]:
     def check() -> None:
         check_equals_oracle(CONFIGS[name], SAMPLINGS[sampling])
 
+    check.__name__ = f"equals_oracle[{name}-{sampling}]"
     return check
 
 
@@ -134,10 +137,14 @@ def exact_law() -> None:
     check_exact_returns_the_target(sizes=(3, 4))
 
 
+exact_law.__name__ = "law[exact]"
+
+
 def law_of(name: str) -> Callable[[], None]:
     def check() -> None:
         check_formula(name, sizes=(3, 4))
 
+    check.__name__ = f"law[{name}]"
     return check
 
 
@@ -245,3 +252,8 @@ PLAIN_CHECKS = [
 @pytest.mark.parametrize("check", PLAIN_CHECKS, ids=lambda check: check.__name__)
 def test_untouched_code_passes(check: Callable[[], None]) -> None:
     check()
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_documents_list_the_mutant(mutant: Mutant) -> None:
+    assert f"| {mutant.name} | `{mutant.check.__name__}` |" in (ROOT / "docs" / "verification.md").read_text()

@@ -1,12 +1,17 @@
-"""The kernels against the reference under Triton's interpreter; run by test_kernels.py in a process of its own.
+"""The kernels against the reference: on a GPU, or under Triton's interpreter if TRITON_INTERPRET=1 is set.
 
-TRITON_INTERPRET=1 must be set before triton is imported, hence the process. Discrete results must be equal. Coins are
+test_kernels.py runs it interpreted, in a process of its own because triton must be imported with the variable set;
+scripts/gpu_checks.sh runs it on a GPU. Discrete results must be equal. Coins are
 kept 1e-5 away from every threshold that they are compared with: kernels sum probabilities in float32 and block by
 block, so a threshold may differ from the reference's float64 one by about 1e-6, and a coin in between may fall either
 way.
 """
 
 from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
 
 import pytest
 import torch
@@ -22,8 +27,10 @@ from eagle_mars.verify.statistics import Candidates
 from eagle_mars.verify.triton_backend import Launch, verify_triton
 from tests.verify.generated import random_coins, random_logits, random_tree
 
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
 SAFE = 1e-5
-LAUNCH = Launch(rows=512, block=16, group=128)
+LAUNCH = Launch(rows=512, block=16, group=128) if INTERPRETED else Launch(rows=1, block=16)
 CONFIGS = {
     "exact": [VerifyConfig(rule="exact"), VerifyConfig(theta=None)],
     "mars": [
@@ -54,6 +61,8 @@ SAMPLINGS = {
 @pytest.fixture(scope="module", autouse=True)
 def _patch_the_language_once() -> None:
     """The interpreter patches triton.language anew in every call of a device function, which is most of its time."""
+    if not INTERPRETED:
+        return
     for function in (tl.standard.sum, kernels.row_statistics):
         interpreter._patch_lang(function.fn)
     interpreter._patch_lang = lambda _: interpreter._LangPatchScope()
@@ -90,6 +99,19 @@ def away_from_thresholds(tree: DraftTree, logits: torch.Tensor, rows: RowPlan, c
     return Coins(accept.float(), draw)
 
 
+def moved(value: Any, device: str = DEVICE) -> Any:
+    """A tensor, or a dataclass of tensors, on the device."""
+    if dataclasses.is_dataclass(value):
+        return dataclasses.replace(value, **{k: moved(v, device) for k, v in vars(value).items()})
+    return value.to(device) if isinstance(value, torch.Tensor) else value
+
+
+def run_kernels(*arguments: Any, launch: Launch = LAUNCH, **options: Any) -> Verdict:
+    """`verify_triton` on the device, its verdict on the CPU."""
+    options = {name: moved(value) for name, value in options.items()}
+    return moved(verify_triton(*map(moved, arguments), launch=launch, **options), "cpu")
+
+
 def assert_equal(got: Verdict, expected: Verdict) -> None:
     for name in ("path", "n_accepted", "next_token", "relaxed", "invalid", "low_margin", "rescued", "nonpositive_top"):
         assert torch.equal(getattr(got, name), getattr(expected, name)), name
@@ -110,7 +132,7 @@ def test_generated_trees(dtype: torch.dtype, warp: str) -> None:
     coins = away_from_thresholds(tree, logits, rows, random_coins(len(configs), nodes, generator))
     spent = torch.rand(len(configs), generator=generator, dtype=torch.float64).round(decimals=1) * 2
     expected = verify(tree, logits, rows, coins, spent_regret=spent, backend="reference")
-    assert_equal(verify_triton(tree, logits, rows, coins, spent, launch=LAUNCH), expected)
+    assert_equal(run_kernels(tree, logits, rows, coins, spent), expected)
     for rule in ("mars", "mars-paper"):
         assert expected.relaxed[rows.rows_with({rule})].any()
 
@@ -122,7 +144,7 @@ def test_shapes(nodes: int, vocab: int, block: int) -> None:
     logits = random_logits(6, nodes, vocab, generator, tree)
     rows = plan(VerifyConfig(theta=0.7), SamplingConfig(temperature=1), vocab_size=vocab, batch=6)
     coins = away_from_thresholds(tree, logits, rows, random_coins(6, nodes, generator))
-    got = verify_triton(tree, logits, rows, coins, launch=Launch(rows=64, block=block, group=2))
+    got = run_kernels(tree, logits, rows, coins, launch=Launch(rows=64, block=block, group=2))
     assert_equal(got, verify(tree, logits, rows, coins, backend="reference"))
 
 
@@ -130,12 +152,13 @@ def test_strided_and_offset_logits() -> None:
     generator = torch.Generator().manual_seed(3)
     tree = random_tree(9, 8, 40, generator)
     logits = random_logits(9, 8, 40, generator, tree)
-    storage = torch.full((8, 43, 11), float("nan"))
+    storage = torch.full((8, 43, 11), float("nan"), device=DEVICE)
     view = storage[:, 2:42, 1:10].permute(2, 0, 1)
     view.copy_(logits)
     rows = plan(VerifyConfig(), SamplingConfig(temperature=1, top_k=7), vocab_size=40, batch=9)
     coins = away_from_thresholds(tree, logits, rows, random_coins(9, 8, generator))
-    assert_equal(verify_triton(tree, view, rows, coins, launch=LAUNCH), verify(tree, logits, rows, coins))
+    got = verify_triton(moved(tree), view, moved(rows), moved(coins), launch=LAUNCH)
+    assert_equal(moved(got, "cpu"), verify(tree, logits, rows, coins))
 
 
 def test_faults_padding_and_penalties() -> None:
@@ -149,7 +172,7 @@ def test_faults_padding_and_penalties() -> None:
     history = History(prompt=torch.tensor([[1, 2]] * 4), generated=torch.tensor([[5, -1]] * 4))
     rows = plan(VerifyConfig(), SamplingConfig(repetition_penalty=1.3), vocab_size=20, batch=4)
     expected = verify(tree, logits, rows, history=history, check=False, backend="reference")
-    got = verify_triton(tree, logits, rows, history=history, launch=LAUNCH)
+    got = run_kernels(tree, logits, rows, history=history)
     assert got.invalid.tolist() == expected.invalid.tolist() == [1, 2, 2, 0]
     assert got.path[3].tolist() == expected.path[3].tolist()
 
@@ -161,6 +184,6 @@ def test_a_residual_without_mass_stays_inside_the_support() -> None:
     logits[..., 2] = 1.0
     rows = plan(VerifyConfig(rule="exact"), SamplingConfig(temperature=1), vocab_size=20)
     coins = Coins(torch.full((1, 2), 1.5), torch.tensor([0.25], dtype=torch.float64))
-    got = verify_triton(tree, logits, rows, coins, launch=LAUNCH)
+    got = run_kernels(tree, logits, rows, coins)
     assert_equal(got, verify(tree, logits, rows, coins))
     assert got.next_token.tolist() == [2]
