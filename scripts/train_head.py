@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic_core import PydanticUndefined
@@ -41,46 +42,37 @@ def parse() -> tuple[argparse.Namespace, TrainOptions]:
     return args, TrainOptions(**{name: getattr(args, name) for name in TrainOptions.model_fields})
 
 
+def load(checkpoint: Path) -> dict[str, Any]:
+    state: dict[str, Any] = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    return state
+
+
 def main() -> None:
     args, options = parse()
     torch.set_num_threads(args.threads)
     torch.manual_seed(options.seed)
+    device = torch.device(args.device)
     if "RANK" in os.environ:
-        dist.init_process_group("nccl" if args.device.startswith("cuda") else "gloo")
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        if device.type == "cuda":
+            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     model = AutoModelForCausalLM.from_pretrained(args.target, dtype=torch.float32).eval()
     dataset = ShardDataset(args.data)
     held_out = ShardDataset(args.held_out) if args.held_out else None
     checkpoint = args.work_dir / "checkpoint.pt"
     if checkpoint.exists():
-        # The weights follow in Trainer.resume; what they mean must be known to build the head.
-        state = torch.load(checkpoint, map_location="cpu", weights_only=True)
-        scales, vocabulary = state["scales"], state["vocabulary"]
-        head = initialise.new_head(model, vocabulary, scales)
+        # Trainer.resume brings the weights; the shapes that they need stand beside them.
+        state = load(checkpoint)
+        head = initialise.new_head(model, state["vocabulary"], state["scales"])
+        start = initialise.StartingPoint(head, state["scales"], state["vocabulary"])
     else:
-        features, hidden = initialise.sample_states(dataset)
-        lm_head = model.get_output_embeddings()
-        vocabulary = initialise.draft_vocabulary(
-            dataset.drawn_tokens(), hidden, lm_head, model.config.vocab_size, args.draft_vocab
-        )
-        if args.start_from:
-            state = torch.load(args.start_from, map_location="cpu", weights_only=True)
-            scales = state["scales"]
-            head = initialise.new_head(model, vocabulary, scales)
-            initialise.adopt(head, state["head"], vocabulary, state["vocabulary"])
-        else:
-            scales = initialise.feature_scales(features)
-            head = initialise.new_head(model, vocabulary, scales)
-    head.to(args.device)
-    head.bind(model.get_input_embeddings().requires_grad_(False).to(args.device), model.get_output_embeddings())
+        earlier = load(args.start_from) if args.start_from else None
+        start = initialise.starting_point(model, dataset, args.draft_vocab, earlier)
+    head = start.head.to(device)
+    head.bind(model.get_input_embeddings().requires_grad_(False).to(device), model.get_output_embeddings())
+    scales = start.scales.to(device)
     trainer = Trainer(
-        head,
-        scales.to(args.device),
-        vocabulary,
-        model.get_output_embeddings(),
-        dataset,
-        options,
-        args.work_dir,
-        held_out,
+        head, scales, start.vocabulary, model.get_output_embeddings(), dataset, options, args.work_dir, held_out
     )
     resumed = trainer.resume()
     if trainer.rank == 0:

@@ -35,15 +35,16 @@ def chain_acceptance(head: Eagle3Head, scales: Tensor, dataset: ShardDataset, de
     cycles = tokens = 0
     reached, accepted = [0] * depth, [0] * depth
     covered = total = 0
+    vocabulary = head.to_target(torch.arange(head.config.draft_vocab_size, device=scales.device))
     for entry in dataset.entries:
-        batch = dataset.batch([entry]).scaled(scales)
+        batch = dataset.batch([entry]).to(scales.device).scaled(scales)
         matches, in_range = [], []
         for step in unroll(head, batch, depth):
             drafts = head.to_target(head.logits(step.output).argmax(-1))
             matches.append((drafts == step.token) & step.valid)
             in_range.append(step.valid)
             if step.number == 0:
-                known = torch.isin(step.token[step.valid], head.to_target(torch.arange(head.config.draft_vocab_size)))
+                known = torch.isin(step.token[step.valid], vocabulary)
                 covered, total = covered + int(known.sum()), total + len(known)
         lengths = torch.stack(matches).long().cumprod(0)
         rows, valid = lengths.sum(0).tolist(), torch.stack(in_range).sum(0).tolist()
@@ -63,7 +64,7 @@ def tree_tau(head: Eagle3Head, scales: Tensor, dataset: ShardDataset, config: Dr
     """Tokens per cycle when every greedy answer of ``dataset`` is decoded with draft trees of shape ``config``."""
     cycles = tokens = 0
     for entry in dataset.entries:
-        batch = dataset.batch([entry]).scaled(scales)
+        batch = dataset.batch([entry]).to(scales.device).scaled(scales)
         features, following = batch.features[None], batch.next_token[None]
         text = batch.next_token.tolist()
         drafter, fed = Drafter(head, config), 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -95,6 +96,30 @@ def new_head(model: PreTrainedModel, vocabulary: Tensor, scales: Tensor, noise: 
         head.d2t.copy_(vocabulary - torch.arange(len(vocabulary)))
         head.t2d[vocabulary] = True
     return head
+
+
+@dataclass(frozen=True)
+class StartingPoint:
+    """An untrained head with what its numbers mean: feature scales [3] and sorted draft vocabulary [Dv]."""
+
+    head: Eagle3Head
+    scales: Tensor
+    vocabulary: Tensor
+
+
+def starting_point(
+    model: PreTrainedModel, dataset: ShardDataset, draft_vocab_size: int, earlier: dict[str, Any] | None = None
+) -> StartingPoint:
+    """A head over the vocabulary of ``dataset``; it takes over the weights of an ``earlier`` checkpoint."""
+    features, hidden = sample_states(dataset)
+    vocab_size = model.config.get_text_config().vocab_size
+    lm_head = model.get_output_embeddings()
+    vocabulary = draft_vocabulary(dataset.drawn_tokens(), hidden, lm_head, vocab_size, draft_vocab_size)
+    scales = feature_scales(features) if earlier is None else earlier["scales"]
+    head = new_head(model, vocabulary, scales)
+    if earlier is not None:
+        adopt(head, earlier["head"], vocabulary, earlier["vocabulary"])
+    return StartingPoint(head, scales, vocabulary)
 
 
 @torch.no_grad()

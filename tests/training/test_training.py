@@ -37,12 +37,10 @@ def make_head(target, dataset):
 
     def make() -> tuple[Eagle3Head, torch.Tensor, torch.Tensor]:
         torch.manual_seed(0)
-        features, hidden = initialise.sample_states(dataset)
-        scales = initialise.feature_scales(features)
-        vocabulary = initialise.draft_vocabulary(dataset.drawn_tokens(), hidden, target.lm_head, 96, 48)
-        head = initialise.new_head(target, vocabulary, scales)
+        start = initialise.starting_point(target, dataset, 48)
+        head = start.head
         head.bind(target.get_input_embeddings().requires_grad_(False), target.lm_head)
-        return head, scales, vocabulary
+        return head, start.scales, start.vocabulary
 
     return make
 
