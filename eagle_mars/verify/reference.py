@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from eagle_mars.sampling import Coins, History, inverse_cdf, penalise
+from eagle_mars.sampling import Coins, History, inverse_cdf, penalise, warp
 from eagle_mars.tree import DraftTree
 from eagle_mars.verify.plan import MARGIN_RULES, RowPlan
 from eagle_mars.verify.rules import REGISTRY, Acceptance
@@ -103,7 +103,8 @@ def _next_token(c: Candidates, accepted: Acceptance, last: Tensor, coins: Coins 
     top = c.top.t1.gather(1, last.unsqueeze(1)).squeeze(1)
     if coins is None or not c.plan.sampling.draws:
         return top
-    warped = c.warped[torch.arange(c.tree.batch, device=last.device), last]
+    row = c.logits[torch.arange(c.tree.batch, device=last.device), last]
+    warped = warp(row.unsqueeze(1), c.plan.sampling).squeeze(1)
     vocab = warped.shape[-1]
     rejected = accepted.removed & (c.tree.parents == last.unsqueeze(1))
     removed = torch.zeros(c.tree.batch, vocab + 1, dtype=torch.bool, device=last.device)

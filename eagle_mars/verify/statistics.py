@@ -31,14 +31,30 @@ class Top2:
 
 
 def top2(logits: Tensor) -> Top2:
-    """[B, M, V] -> `Top2`. NaN counts as largest, so that it is seen in z1.
+    """[B, M, V] -> `Top2`. NaN counts as largest, so that it is seen in z1."""
+    if logits.shape[-1] > 2 * _BLOCK:
+        values, ids = _best_blocks(logits)
+    else:
+        values = logits.double()
+        ids = torch.arange(logits.shape[-1], device=logits.device).expand_as(logits)
+    at = values.argmax(-1, keepdim=True)
+    t1, z1 = ids.gather(-1, at), values.gather(-1, at)
+    values = values.scatter(-1, at, _MINUS_INF)
+    at = values.argmax(-1, keepdim=True)
+    z2 = values.gather(-1, at)
+    t2 = torch.where(z2 == _MINUS_INF, t1, ids.gather(-1, at))
+    return Top2(z1.squeeze(-1), t1.squeeze(-1), z2.squeeze(-1), t2.squeeze(-1))
+
+
+def _best_blocks(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Values (float64) and ids, [B, M, 2 * _BLOCK], of the two blocks of the vocabulary that hold the two best logits.
 
     A maximum over blocks runs at the speed of memory, while arg-max and top-k over a whole vocabulary cost ten times as
-    much on a CPU. Only the best two blocks are looked into, in ascending order so that ties keep the lowest id.
+    much on a CPU. The blocks come in ascending order, so that ties keep the lowest id.
     """
     vocab = logits.shape[-1]
     whole = vocab - vocab % _BLOCK
-    maxima = [logits[..., :whole].unflatten(-1, (-1, _BLOCK)).amax(-1)] if whole else []
+    maxima = [logits[..., :whole].unflatten(-1, (-1, _BLOCK)).amax(-1)]
     if whole < vocab:
         maxima.append(logits[..., whole:].amax(-1, keepdim=True))
     blocks = torch.cat(maxima, dim=-1)
@@ -47,16 +63,10 @@ def top2(logits: Tensor) -> Top2:
     pair = torch.cat([first, second], dim=-1).sort(-1).values
     ids = (pair.unsqueeze(-1) * _BLOCK + torch.arange(_BLOCK, device=logits.device)).flatten(-2)
     values = logits.gather(-1, ids.clamp(max=vocab - 1)).double()
-    # One block alone comes twice, and the last one may be short: neither repeats nor overhang may win a place.
+    # Block 0 comes twice if it alone has finite logits, and the last block may be short: neither a repetition nor the
+    # overhang may win a place.
     twice = torch.arange(2 * _BLOCK, device=logits.device) >= _BLOCK
-    values = values.masked_fill((ids >= vocab) | (twice & (first == second)), _MINUS_INF)
-    at = values.argmax(-1, keepdim=True)
-    t1, z1 = ids.gather(-1, at), values.gather(-1, at)
-    values = values.scatter(-1, at, _MINUS_INF)
-    at = values.argmax(-1, keepdim=True)
-    z2 = values.gather(-1, at)
-    t2 = torch.where(z2 == _MINUS_INF, t1, ids.gather(-1, at))
-    return Top2(z1.squeeze(-1), t1.squeeze(-1), z2.squeeze(-1), t2.squeeze(-1))
+    return values.masked_fill((ids >= vocab) | (twice & (first == second)), _MINUS_INF), ids
 
 
 class Candidates:
@@ -134,22 +144,40 @@ class Candidates:
         return (self.top.z1 <= 0) & ~self.plan.by_gap.unsqueeze(1)
 
     @cached_property
-    def tempered(self) -> Tensor:
-        return temper(self.logits, self.plan.sampling)
+    def asked(self) -> Tensor | None:
+        """Nodes whose distribution matters, R of them: those with a child somewhere in the batch; None is all nodes.
+
+        A device can't tell the host without a wait, but on a CPU it costs nothing, and most nodes of a tree are leaves.
+        """
+        parents = self.tree.parents
+        return parents[parents >= 0].unique() if parents.device.type == "cpu" else None
 
     @cached_property
-    def cut(self) -> Tensor | None:
-        """[B, M, 1] lowest tempered logit that the warpers keep, or None when no row truncates."""
+    def tempered(self) -> Tensor:
+        """[B, R, V] of the nodes in `asked`."""
+        return temper(self.logits if self.asked is None else self.logits[:, self.asked], self.plan.sampling)
+
+    @cached_property
+    def asked_cut(self) -> Tensor | None:
+        """[B, R, 1] lowest tempered logit that the warpers keep, or None when no row truncates."""
         return cutoff(self.tempered, self.plan.sampling) if self.plan.sampling.truncates else None
 
     @cached_property
     def warped(self) -> Tensor:
-        return self.tempered if self.cut is None else self.tempered.masked_fill(self.tempered < self.cut, _MINUS_INF)
+        """[B, R, V] of the nodes in `asked`."""
+        if self.asked_cut is None:
+            return self.tempered
+        return self.tempered.masked_fill(self.tempered < self.asked_cut, _MINUS_INF)
+
+    @cached_property
+    def cut(self) -> Tensor | None:
+        """`asked_cut` of the node itself."""
+        return None if self.asked_cut is None else self.spread(self.asked_cut.squeeze(-1))
 
     @cached_property
     def log_normaliser(self) -> Tensor:
-        """[B, M] float64 of the node itself: log-sum-exp of its warped logits."""
-        return self.warped.logsumexp(-1).double()
+        """float64 of the node itself: log-sum-exp of its warped logits."""
+        return self.spread(self.warped.logsumexp(-1).double())
 
     @cached_property
     def p(self) -> Tensor:
@@ -161,7 +189,7 @@ class Candidates:
         """[B, M] raw logits of tokens under each node's parent -> float64 warped logits, -inf where removed."""
         w = temper(z.unsqueeze(-1), self.plan.sampling).squeeze(-1)
         if self.cut is not None:
-            w = w.masked_fill(w < self.of_parent(self.cut.squeeze(-1)), _MINUS_INF)
+            w = w.masked_fill(w < self.of_parent(self.cut), _MINUS_INF)
         return w.double()
 
     @cached_property
@@ -177,7 +205,7 @@ class Candidates:
     @cached_property
     def entropy(self) -> Tensor:
         """float64 of the node itself: entropy of its warped distribution in nats."""
-        return torch.special.entr(self.warped.softmax(-1)).sum(-1).double()
+        return self.spread(torch.special.entr(self.warped.softmax(-1)).sum(-1).double())
 
     @cached_property
     def is_ranked(self) -> Tensor:
@@ -193,7 +221,7 @@ class Candidates:
             return torch.zeros_like(self.top.z1)
         pair = temper(torch.stack([self.top.z1, self.top.z2], dim=-1), self.plan.sampling)
         if self.cut is not None:
-            pair = pair.masked_fill(pair < self.cut, _MINUS_INF)
+            pair = pair.masked_fill(pair < self.cut.unsqueeze(-1), _MINUS_INF)
         w1, w2 = pair.double().unbind(-1)
         return w2 / (w1 + 1e-10)
 
@@ -212,6 +240,12 @@ class Candidates:
         nan = (real & z1.isnan()).any(-1)
         infinite = (real & z1.isinf()).any(-1)
         return torch.where(nan, int(Fault.NAN), torch.where(infinite, int(Fault.NO_FINITE_TOP), int(Fault.NONE)))
+
+    def spread(self, values: Tensor) -> Tensor:
+        """[B, R] of the nodes in `asked` -> [B, M], 0 where nobody asks."""
+        if self.asked is None:
+            return values
+        return values.new_zeros(self.tree.batch, self.tree.nodes).index_copy(1, self.asked, values)
 
     def of_parent(self, per_node: Tensor) -> Tensor:
         """[B, M] of each node -> [B, M] of each node's parent (the root's own for root and padding)."""

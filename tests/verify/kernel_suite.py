@@ -19,7 +19,7 @@ import triton.language as tl
 import triton.runtime.interpreter as interpreter
 
 from eagle_mars.config import SamplingConfig, VerifyConfig
-from eagle_mars.sampling import Coins, History
+from eagle_mars.sampling import Coins, History, warp
 from eagle_mars.tree import DraftTree
 from eagle_mars.verify import Verdict, kernels, plan, triton_backend, verify
 from eagle_mars.verify.plan import RowPlan
@@ -89,7 +89,7 @@ def away_from_thresholds(tree: DraftTree, logits: torch.Tensor, rows: RowPlan, c
     draw = coins.draw.clone()
     first = verify(tree, logits, rows, Coins(accept.float(), draw), backend="reference", check=False)
     last = first.path.gather(1, first.n_accepted.unsqueeze(1)).squeeze(1)
-    mass = c.warped[torch.arange(tree.batch), last].double().softmax(-1)
+    mass = warp(logits, rows.sampling)[torch.arange(tree.batch), last].double().softmax(-1)
     for row in range(tree.batch):
         children = tree.tokens[row][tree.parents[row] == last[row]]
         for weights in (mass[row], mass[row].index_fill(0, children, 0.0)):

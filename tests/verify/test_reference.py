@@ -9,6 +9,7 @@ from eagle_mars.config import SamplingConfig, VerifyConfig
 from eagle_mars.sampling import warp
 from eagle_mars.tree import DraftTree
 from eagle_mars.verify import plan, unpack, verify
+from eagle_mars.verify.statistics import top2
 from tests.verify import oracle
 from tests.verify.generated import random_coins, random_logits, random_tree
 
@@ -75,7 +76,7 @@ def assert_equals_oracle(
 def check_equals_oracle(config: VerifyConfig, sampling: SamplingConfig) -> int:
     """Generated trees of several sizes; returns the number of relaxed tokens seen."""
     relaxed = 0
-    for seed, (nodes, vocab) in enumerate([(12, 7), (7, 30), (5, 2), (3, 140), (1, 4), (4, 1)]):
+    for seed, (nodes, vocab) in enumerate([(12, 7), (7, 30), (5, 2), (3, 300), (1, 4), (4, 1)]):
         generator = torch.Generator().manual_seed(seed)
         tree = random_tree(60, nodes, vocab, generator)
         logits = random_logits(60, nodes, vocab, generator, tree)
@@ -89,3 +90,20 @@ def test_equals_oracle_on_generated_trees(name: str, sampling: SamplingConfig) -
     relaxed = check_equals_oracle(CONFIGS[name], sampling)
     at_zero_lossless = name.startswith(("mars-released", "typical")) and sampling.greedy
     assert (relaxed > 0) == (name not in ("exact", "mars-released-no-ratio") and not at_zero_lossless)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_top2_of_long_rows_with_ties(dtype: torch.dtype) -> None:
+    """Rows of several blocks and a short last one; few distinct values, so the best two often tie across blocks."""
+    generator = torch.Generator().manual_seed(0)
+    for vocab in (1, 2, 127, 256, 257, 300, 1000):
+        logits = torch.randint(0, 40, (3, 30, vocab), generator=generator).to(dtype)
+        logits[0, 0, 1:] = float("-inf")
+        top = top2(logits)
+        order = logits.float().sort(dim=-1, descending=True, stable=True).indices
+        assert torch.equal(top.t1, order[..., 0])
+        assert torch.equal(top.z1, logits.double().gather(-1, order[..., :1]).squeeze(-1))
+        if vocab > 1:
+            second = order[..., 1].clone()
+            second[0, 0] = 0  # nothing but token 0 is finite: there is no runner-up
+            assert torch.equal(top.t2, second)
