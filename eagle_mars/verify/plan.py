@@ -16,6 +16,7 @@ RULES: tuple[Rule, ...] = ("exact", "mars", "mars-paper", "mars-released", "typi
 MARGIN_RULES = frozenset({"mars", "mars-paper", "mars-released"})
 COMPARATORS = frozenset({"typical", "topk-delta", "prob-ratio"})
 _DEFAULT_RANK = {"topk-delta": 10, "prob-ratio": 3}
+_CODES: dict[str, int] = {name: code for code, name in enumerate(RULES)}
 _NO_LIMIT = torch.iinfo(torch.int64).max
 
 
@@ -53,10 +54,12 @@ class RowPlan:
     def batch(self) -> int:
         return self.rule.shape[0]
 
-    def rows_with(self, names: Collection[str]) -> Tensor:
+    def rows_with(self, names: frozenset[str]) -> Tensor:
         """[B] bool: rows whose rule is one of `names`."""
-        codes = torch.tensor([code for code, name in enumerate(RULES) if name in names], device=self.rule.device)
-        return torch.isin(self.rule, codes)
+        result = torch.zeros_like(self.longest)
+        for name in names & self.rules:
+            result = result | (self.rule == _CODES[name])
+        return result
 
 
 def plan(
@@ -83,7 +86,7 @@ def plan(
     infinity = float("inf")
     ranks = [c.rank or _DEFAULT_RANK.get(c.rule, 1) for c in rows]
     return RowPlan(
-        rule=column((RULES.index(name) for name in names), torch.int64),
+        rule=column((_CODES[name] for name in names), torch.int64),
         theta=column((infinity if c.theta is None or c.theta == 1 else c.theta for c in rows), torch.float64),
         gap=column((c.gap or 0.0 for c in rows), torch.float64),
         by_gap=column((c.margin == "logit-gap" for c in rows), torch.bool),

@@ -54,7 +54,7 @@ def _accept(c: Candidates) -> Acceptance:
     names = sorted(c.plan.rules)
     result = REGISTRY[names[0]](c)
     for name in names[1:]:
-        rows, other = c.plan.rows_with({name}), REGISTRY[name](c)
+        rows, other = c.plan.rows_with(frozenset({name})), REGISTRY[name](c)
         result = Acceptance(
             exact=torch.where(rows.unsqueeze(1), other.exact, result.exact),
             relaxed=torch.where(rows.unsqueeze(1), other.relaxed, result.relaxed),

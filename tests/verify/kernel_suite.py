@@ -134,7 +134,7 @@ def test_generated_trees(dtype: torch.dtype, warp: str) -> None:
     expected = verify(tree, logits, rows, coins, spent_regret=spent, backend="reference")
     assert_equal(run_kernels(tree, logits, rows, coins, spent), expected)
     for rule in ("mars", "mars-paper"):
-        assert expected.relaxed[rows.rows_with({rule})].any()
+        assert expected.relaxed[rows.rows_with(frozenset({rule}))].any()
 
 
 @pytest.mark.parametrize(("nodes", "vocab", "block"), [(1, 5, 16), (3, 1, 16), (2, 2, 16), (70, 33, 16), (5, 300, 64)])
@@ -187,3 +187,21 @@ def test_a_residual_without_mass_stays_inside_the_support() -> None:
     got = run_kernels(tree, logits, rows, coins)
     assert_equal(got, verify(tree, logits, rows, coins))
     assert got.next_token.tolist() == [2]
+
+
+if not INTERPRETED:
+
+    @pytest.mark.parametrize("temperature", [0.0, 1.0])
+    def test_the_host_never_waits(temperature: float) -> None:
+        generator = torch.Generator().manual_seed(6)
+        tree = random_tree(2, 8, 40, generator)
+        logits = random_logits(2, 8, 40, generator, tree)
+        rows = plan(VerifyConfig(), SamplingConfig(temperature=temperature), vocab_size=40, batch=2)
+        arguments = [moved(x) for x in (tree, logits, rows, random_coins(2, 8, generator))]
+        verify_triton(*arguments)  # compiles
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            verify(*arguments, check=False).pack(arguments[0])
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
