@@ -84,6 +84,9 @@ def _verify(
     splits, strides, width = partials.z1.shape[-1], logits.stride(), tree.max_depth + 1
     draws, cuts = plan.sampling.draws, plan.sampling.truncates
     greedy, temperature = _bytes(plan.sampling.greedy), plan.sampling.temperature
+    tokens, parents, depth, draft_logprob = (
+        x.contiguous() for x in (tree.tokens, tree.parents, tree.depth, tree.draft_logprob)
+    )
     path = _empty(logits, batch, width, dtype=torch.int64)
     relaxed = _empty(logits, batch, width, dtype=torch.bool)
     n_accepted, next_token, invalid, low_margin, rescued, nonpositive_top, last = (
@@ -94,8 +97,8 @@ def _verify(
     padded = max(triton.next_power_of_2(nodes), 16)
     grid = (triton.cdiv(batch, launch.group),)
     accept_and_walk[grid](
-        logits, tree.tokens, tree.parents, tree.depth, _bytes(tree.ancestors), tree.draft_logprob,
-        tree.draft_logprob if coins is None else coins.accept,  # without draws, coins are never read
+        logits, tokens, parents, depth, _bytes(tree.ancestors), draft_logprob,
+        draft_logprob if coins is None else coins.accept.contiguous(),  # without draws, coins are never read
         partials.z1, partials.t1, partials.z2, partials.t2, partials.mass, partials.cut,
         plan.rule, plan.theta, plan.gap, _bytes(plan.by_gap), _bytes(plan.longest), _bytes(plan.protected),
         plan.max_relaxed, plan.max_regret if spent_regret is None else plan.max_regret - spent_regret,
@@ -108,7 +111,7 @@ def _verify(
     )  # fmt: skip
     if coins is not None and draws:
         final_draw[grid](
-            logits, tree.tokens, partials.z1, partials.mass, partials.cut, coins.draw, last, _bytes(removed),
+            logits, tokens, partials.z1, partials.mass, partials.cut, coins.draw.contiguous(), last, _bytes(removed),
             plan.rule, greedy, temperature, next_token,
             batch, nodes, vocab, splits, *strides,
             GROUP=launch.group, NODES=padded, SPLITS=triton.next_power_of_2(splits), BLOCK=launch.block, CUT=cuts,

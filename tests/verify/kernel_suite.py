@@ -148,16 +148,19 @@ def test_shapes(nodes: int, vocab: int, block: int) -> None:
     assert_equal(got, verify(tree, logits, rows, coins, backend="reference"))
 
 
-def test_strided_and_offset_logits() -> None:
+def test_strided_and_offset_inputs() -> None:
     generator = torch.Generator().manual_seed(3)
     tree = random_tree(9, 8, 40, generator)
+    shared = dataclasses.replace(tree, **{k: v[:1].expand_as(v) for k, v in vars(tree).items() if k != "max_depth"})
+    tree = DraftTree.from_parents(*(x.contiguous() for x in (shared.tokens, shared.parents, shared.draft_logprob)))
     logits = random_logits(9, 8, 40, generator, tree)
     storage = torch.full((8, 43, 11), float("nan"), device=DEVICE)
     view = storage[:, 2:42, 1:10].permute(2, 0, 1)
     view.copy_(logits)
     rows = plan(VerifyConfig(), SamplingConfig(temperature=1, top_k=7), vocab_size=40, batch=9)
     coins = away_from_thresholds(tree, logits, rows, random_coins(9, 8, generator))
-    got = verify_triton(moved(tree), view, moved(rows), moved(coins), launch=LAUNCH)
+    coins = dataclasses.replace(coins, accept=coins.accept.t().contiguous().t())
+    got = verify_triton(moved(shared), view, moved(rows), moved(coins), launch=LAUNCH)
     assert_equal(moved(got, "cpu"), verify(tree, logits, rows, coins))
 
 
