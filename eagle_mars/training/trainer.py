@@ -30,11 +30,11 @@ class TrainOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    steps: int = Field(1000, gt=0, description="optimiser steps, K = 1 ones included")
-    single_steps: int = Field(200, ge=0, description="steps at the start without unrolling (K = 1)")
-    unroll: int = Field(4, gt=0, description="K, unrolled steps of the training-time test")
+    steps: int = Field(1650, gt=0, description="optimiser steps, K = 1 ones included")
+    single_steps: int = Field(350, ge=0, description="steps at the start without unrolling (K = 1)")
+    unroll: int = Field(3, gt=0, description="K, unrolled steps of the training-time test")
     step_decay: float = Field(0.8, gt=0, le=1, description="weight of unrolled step i is step_decay ** i")
-    tokens_per_batch: int = Field(1024, gt=0, description="rows per process and optimiser step")
+    tokens_per_batch: int = Field(640, gt=0, description="rows per process and optimiser step")
     lr: float = Field(1e-3, gt=0)
     lm_head_lr_ratio: float = Field(0.3, ge=0)
     warm_up: int = Field(40, ge=0, description="steps of linear warm-up, then cosine to 0")
