@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import cache
 from importlib.util import find_spec
 from typing import Literal
 
@@ -77,15 +78,22 @@ def _uses_triton(backend: Backend, tree: DraftTree, logits: Tensor, rows: RowPla
     if backend == "reference" or (backend == "auto" and not logits.is_cuda):
         return False
     unfit = None
-    if rows.rules & COMPARATORS:
+    if not logits.is_cuda:
+        unfit = "the logits are not on a GPU"
+    elif rows.rules & COMPARATORS:
         unfit = f"rule {', '.join(sorted(rows.rules & COMPARATORS))} has no kernel"
     elif tree.nodes > MAX_KERNEL_NODES:
         unfit = f"{tree.nodes} nodes exceed the kernels' {MAX_KERNEL_NODES}"
-    elif find_spec("triton") is None:
+    elif not _triton_installed():
         unfit = "Triton is not installed"
     if unfit and backend == "triton":
         raise ConfigError(f'backend="triton" is impossible: {unfit}; use backend="auto" or "reference".')
     return unfit is None
+
+
+@cache
+def _triton_installed() -> bool:
+    return find_spec("triton") is not None
 
 
 def _check_shapes(tree: DraftTree, logits: Tensor, rows: RowPlan, coins: Coins | None) -> None:

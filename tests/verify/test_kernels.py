@@ -48,5 +48,5 @@ def test_every_kernel_compiles(target: str, tmp_path: Path, monkeypatch: pytest.
 
 def test_a_backend_that_can_not_serve_says_why() -> None:
     tree = DraftTree.from_parents(torch.tensor([[0, 1]]), torch.tensor([[-1, 0]]))
-    with pytest.raises(ConfigError, match=r"topk-delta has no kernel; use backend="):
-        verify(tree, torch.zeros(1, 2, 4), VerifyConfig(rule="topk-delta"), backend="triton")
+    with pytest.raises(ConfigError, match=r"the logits are not on a GPU; use backend="):
+        verify(tree, torch.zeros(1, 2, 4), VerifyConfig(), backend="triton")
