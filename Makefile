@@ -5,11 +5,12 @@ READY := $(VENV)/.eagle_mars_ready
 # Side by side, one thread each: two multi-threaded processes stall each other on two cores.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: setup demo test lint clean
+.PHONY: setup demo test lint bench clean
 
 setup: $(READY)
 
 $(READY): setup.py constraints.txt
+	@python3 -c 'import sys; sys.exit("eagle_mars needs Python 3.11 or newer; this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	test -x $(PY) || python3 -m venv $(VENV)
 	$(PY) -m pip install --quiet --upgrade pip
 	$(PY) -m pip install --quiet -c constraints.txt torch
@@ -19,6 +20,10 @@ $(READY): setup.py constraints.txt
 
 demo: $(READY)
 	$(VENV)/bin/eagle-mars compare "Give me three tips for learning to play the guitar."
+
+# The embedded pair on the 40 held-out prompts, both cores idle: docs/results/heldout.md
+bench: $(READY)
+	$(PY) -m evaluation.sweep chain-5 26,4,8 8,3,4 --cpu-pack --out docs/results --name heldout
 
 test: $(READY)
 	$(TEST_ENV) $(PY) -m pytest -n 2 --dist worksteal -q

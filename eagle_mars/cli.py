@@ -218,6 +218,8 @@ def load(
             raise ConfigError(f"--dtype {dtype} is not a torch dtype; use float32, bfloat16, float16 or auto.")
         if device == "auto" and not torch.cuda.is_available():
             device = "cpu"
+        if cpu_pack is None:
+            cpu_pack = model is None and device == "cpu" and dtype in ("auto", "float32")
         tree = (DraftConfig() if model else EMBEDDED_DRAFT).replace(**draft)
         return EaModel.from_pretrained(
             model or str(embedded_target_path()),
@@ -225,7 +227,7 @@ def load(
             **tree.model_dump(),
             dtype=dtype,
             device_map=device,
-            cpu_pack=model is None and device == "cpu" if cpu_pack is None else cpu_pack,
+            cpu_pack=cpu_pack,
         )
 
 

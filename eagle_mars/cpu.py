@@ -33,15 +33,28 @@ class PackedLinear(nn.Module):
         return torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
 
 
+def _layout_exists(dtype: torch.dtype) -> bool:
+    try:
+        torch.ops.mkldnn._reorder_linear_weight(torch.zeros(16, 16, dtype=dtype), _TYPICAL_ROWS)
+    except RuntimeError:  # the only way to ask: what a processor can do depends on the build of oneDNN
+        return False
+    return True
+
+
 def pack_linears(model: nn.Module) -> int:
     """Replace every `nn.Linear` of `model` by a `PackedLinear`, in place; returns how many.
 
-    Raises ConfigError when the model isn't on a CPU, or torch was built without oneDNN.
+    Raises ConfigError when the model isn't on a CPU, or oneDNN is missing or can't lay out its dtype here.
     """
     if not torch.backends.mkldnn.is_available():
         raise ConfigError("this torch was built without oneDNN, so weights can't be packed; load without cpu_pack.")
     if any(parameter.device.type != "cpu" for parameter in model.parameters()):
         raise ConfigError("cpu_pack is for models on the CPU; load without it, a GPU doesn't need it.")
+    if not _layout_exists(next(model.parameters()).dtype):
+        raise ConfigError(
+            "oneDNN has no layout for half precision on this processor (it needs AVX-512); load with "
+            "dtype=torch.float32 or without cpu_pack."
+        )
     found = [
         (parent, name, child)
         for parent in list(model.modules())

@@ -50,3 +50,12 @@ def test_greedy_text_is_the_plain_models() -> None:
 def test_other_devices_are_refused() -> None:
     with pytest.raises(ConfigError, match="on the CPU"):
         pack_linears(nn.Linear(2, 2, device="meta"))
+
+
+def test_a_dtype_without_a_layout_is_refused(monkeypatch) -> None:
+    def refuse(*arguments):
+        raise RuntimeError("bf16 path needs the cpu support avx512bw")
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", refuse)
+    with pytest.raises(ConfigError, match="AVX-512"):
+        pack_linears(nn.Linear(16, 16, dtype=torch.bfloat16))
