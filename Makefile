@@ -23,7 +23,7 @@ demo: $(READY)
 
 # The embedded pair on the 40 held-out prompts, both cores idle: docs/results/heldout.md
 bench: $(READY)
-	$(PY) -m evaluation.sweep chain-5 26,4,8 8,3,4 --cpu-pack --out docs/results --name heldout
+	$(PY) -m evaluation.sweep 26,4,8 8,3,4 --max-new-tokens 40 --cpu-pack --out docs/results --name heldout
 
 test: $(READY)
 	$(TEST_ENV) $(PY) -m pytest -n 2 --dist worksteal -q
