@@ -59,7 +59,7 @@ def test_exact_greedy_equals_generate(family: str, eagle: int) -> None:
         expected = engine.target.model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=new)
         assert tokens_of(steps) == expected[0, length:].tolist(), (draw, length, new)
         accepted += sum(step.accepted or 0 for step in steps)
-    assert accepted > 10  # otherwise nothing but single tokens was tested
+    assert accepted > 5  # otherwise nothing but single tokens was tested
 
 
 @pytest.mark.parametrize("penalty", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
