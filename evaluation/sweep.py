@@ -19,7 +19,7 @@ from rich.console import Console
 from transformers.utils import logging as hf_logging
 
 from eagle_mars import DraftConfig, EaModel, GenerationResult, VerifyConfig
-from eagle_mars.compare import BASELINE, Comparison, Decode, compare
+from eagle_mars.compare import BASELINE, Comparison, Decode, compare, identical_prefix
 from eagle_mars.embedded import embedded_head_path, embedded_target_path
 from eagle_mars.model import Method
 from eagle_mars.prompts import read_prompts
@@ -157,8 +157,7 @@ def first_difference(
     ea: EaModel, prompt: Sequence[int], ours: GenerationResult, base: GenerationResult
 ) -> dict[str, Any]:
     """Where two greedy answers part, and how far apart the target's two best logits are there."""
-    pairs = zip(ours.token_ids, base.token_ids, strict=False)
-    at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(ours.new_tokens, base.new_tokens))
+    at = identical_prefix(ours, base)
     ids = torch.tensor([[*prompt, *base.token_ids[:at]]], device=ea.device)
     best = ea.base_model(ids, logits_to_keep=1).logits[0, -1].float().topk(2).values
     gap = float(best[0] - best[1])
