@@ -48,18 +48,18 @@ def random_tree(generator: random.Random) -> DraftConfig:
 @pytest.mark.parametrize("eagle", [3, 1])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_exact_greedy_equals_generate(family: str, eagle: int) -> None:
-    """15 draws of (tree, prompt length 1..700, max_new_tokens) for each of 14 pairs: 210 in all."""
+    """22 draws of (tree, prompt length 1..700, max_new_tokens) for each of 14 pairs: 308 in all."""
     engine = engine_of(family, eagle)
     generator = random.Random(f"{family}{eagle}")
     accepted = 0
-    for draw in range(15):
+    for draw in range(22):
         length = [1, 2, 700][draw] if draw < 3 else generator.randrange(1, 701)
         prompt, new = random_prompt(generator, length), generator.randrange(1, 40)
         steps = run(engine, prompt, max_new_tokens=new, draft=random_tree(generator), verify=EXACT)
         expected = engine.target.model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=new)
         assert tokens_of(steps) == expected[0, length:].tolist(), (draw, length, new)
         accepted += sum(step.accepted or 0 for step in steps)
-    assert accepted > 5  # otherwise nothing but single tokens was tested
+    assert accepted > 10  # otherwise nothing but single tokens was tested
 
 
 @pytest.mark.parametrize("penalty", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
