@@ -1,189 +1,223 @@
-"""What each acceptance rule gains and what it costs: `python -m evaluation.rules`.
+"""What each acceptance rule gains and what it costs: `python -m evaluation.rules match | run | table`.
 
-The same prompts under every rule, one draft tree, paired with `exact`. Beside the acceptance length it reports how the
-text changed, and at T > 0 how far each decision was from the target's distribution (total variation per visited node).
+`match` finds the options under which rules are comparable: a gap that fires as often as a theta, comparators that
+accept as many drafts as `mars`. `run` decodes the same prompts under every rule, paired with `exact`; it appends one line per
+answer, so it can be killed, continued and split over processes. `table` renders what `run` wrote.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
-from time import perf_counter
 from typing import Annotated, Any
 
 import torch
 import typer
 from rich.console import Console
-from torch import Tensor
 from transformers.utils import logging as hf_logging
 
 from eagle_mars import EaModel, GenerationResult, SamplingConfig, VerifyConfig
 from eagle_mars.embedded import embedded_head_path, embedded_target_path
 from eagle_mars.engine import Engine, Request
+from eagle_mars.errors import ConfigError
 from eagle_mars.prompts import read_prompts
 from eagle_mars.render import progress
-from eagle_mars.sampling import SamplingPlan, warp
+from eagle_mars.sampling import SamplingPlan
 from eagle_mars.stream import ResponseStream
-from eagle_mars.tree import DraftTree
-from eagle_mars.verify import Verdict, verify
-from evaluation.law import Node, law, total_variation
+from evaluation.matching import Matched, candidates, choose
 from evaluation.provenance import append_row, provenance, write_atomically
 from evaluation.sweep import HELDOUT, markdown, parse_tree
+from evaluation.watch import LawWatch, Replay
 
 EXACT = "exact"
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, no_args_is_help=True)
 err = Console(stderr=True)
 
+Prompts = Annotated[
+    list[Path] | None, typer.Option(help="Prompt files; repeatable. Default: the held-out chat prompts.")
+]
+PerFile = Annotated[int | None, typer.Option(help="First N prompts of each file.")]
+Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
+Tree = Annotated[str, typer.Option(help="chain-N, or total_token,depth,top_k.")]
+Model = Annotated[str | None, typer.Option(help="Target; the embedded one by default.")]
+Head = Annotated[str | None, typer.Option(help="Draft head; the embedded one by default.")]
 
-def arms(temperature: float) -> dict[str, VerifyConfig]:
+
+def arms(temperature: float, matched: Matched) -> dict[str, VerifyConfig]:
     """The rules under comparison; `exact` first."""
+    gap_90 = VerifyConfig(margin="logit-gap", gap=matched.gap_for_theta_90)
     chosen = {
         EXACT: VerifyConfig(rule="exact"),
         "mars θ .9": VerifyConfig(theta=0.9),
+        f"mars gap {matched.gap_for_theta_90:.2f} (fires as θ .9)": gap_90,
         "mars θ .96": VerifyConfig(theta=0.96),
-        "mars gap 1": VerifyConfig(margin="logit-gap", gap=1.0),
-        "mars gap .5": VerifyConfig(margin="logit-gap", gap=0.5),
-        "mars θ .96 longest": VerifyConfig(theta=0.96, branch="longest"),
-        "mars gap 1 longest": VerifyConfig(margin="logit-gap", gap=1.0, branch="longest"),
-        "topk-delta": VerifyConfig(rule="topk-delta"),
-        "prob-ratio": VerifyConfig(rule="prob-ratio"),
+        f"mars gap {matched.gap_for_theta_96:.2f} (fires as θ .96)": VerifyConfig(
+            margin="logit-gap", gap=matched.gap_for_theta_96
+        ),
+        "mars θ .9 longest": VerifyConfig(theta=0.9, branch="longest"),
+        f"topk-delta delta {matched.delta:.3g}": VerifyConfig(rule="topk-delta", delta=matched.delta),
+        f"prob-ratio rho {matched.rho:.3g}": VerifyConfig(rule="prob-ratio", rho=matched.rho),
     }
     if temperature > 0:
-        released = {"rule": "mars-released", "theta": 0.9}
         chosen |= {
-            "typical": VerifyConfig(rule="typical"),
+            f"typical epsilon {matched.epsilon:.3g} alpha {matched.alpha:.3g}": VerifyConfig(
+                rule="typical", epsilon=matched.epsilon, alpha=matched.alpha
+            ),
             "mars-paper θ .9": VerifyConfig(rule="mars-paper", theta=0.9),
-            "released q draft, ratio on": VerifyConfig(**released),
-            "released q draft, ratio off": VerifyConfig(**released, released_ratio=False),
-            "released q 1, ratio on": VerifyConfig(**released, released_q="one"),
-            "released q 1, ratio off": VerifyConfig(**released, released_q="one", released_ratio=False),
+            **released_effects(),
         }
     return chosen
 
 
-@dataclass
-class Watch:
-    """Stands in for `verify` and measures the law of every node on the accepted path."""
-
-    config: VerifyConfig
-    sampling: SamplingPlan
-    protected: frozenset[int]
-    distances: list[float] = field(default_factory=list)
-    seconds: float = 0.0  # its own, which are no part of decoding
-
-    def __call__(self, tree: DraftTree, logits: Tensor, *arguments: Any, **options: Any) -> Verdict:
-        verdict = verify(tree, logits, *arguments, **options)
-        started = perf_counter()
-        self._measure(tree, logits, verdict)
-        self.seconds += perf_counter() - started
-        return verdict
-
-    def _measure(self, tree: DraftTree, logits: Tensor, verdict: Verdict) -> None:
-        if self.sampling.draws and self.config.rule in ("exact", "mars", "mars-paper", "mars-released"):
-            for index in verdict.path[0, : int(verdict.n_accepted[0]) + 1].tolist():
-                node = _node(tree, logits, index, self.sampling)
-                self.distances.append(total_variation(law(node, self.config, self.protected), node.p))
-
-
-def _node(tree: DraftTree, logits: Tensor, index: int, sampling: SamplingPlan) -> Node:
-    children = (tree.parents[0] == index).nonzero().flatten()
-    w = warp(logits[:, index : index + 1], sampling)[0, 0]
-    return Node(
-        logits=logits[0, index],
-        p=w.double().softmax(-1),
-        w=w,
-        children=tree.tokens[0, children].tolist(),
-        q=tree.draft_logprob[0, children].exp().tolist(),
-    )
+def released_effects() -> dict[str, VerifyConfig]:
+    """The 2x2 of `mars-released`: its p/q test and its ratio, each on or off."""
+    released: dict[str, Any] = {"rule": "mars-released", "theta": 0.9}
+    return {
+        "released q draft, ratio on": VerifyConfig(**released),
+        "released q draft, ratio off": VerifyConfig(**released, released_ratio=False),
+        "released q 1, ratio on": VerifyConfig(**released, released_q="one"),
+        "released q 1, ratio off": VerifyConfig(**released, released_q="one", released_ratio=False),
+    }
 
 
 @app.command()
-def main(
-    prompts: Annotated[list[Path] | None, typer.Option(help="Prompt files; repeatable.")] = None,
-    per_file: Annotated[int | None, typer.Option(help="First N prompts of each file.")] = None,
-    temperature: float = 0.0,
-    tree: Annotated[str, typer.Option(help="chain-N, or total_token,depth,top_k.")] = "26,4,8",
-    max_new_tokens: int = 64,
+def match(
+    out: Annotated[Path, typer.Option(help="JSON file of the matched options.")],
+    prompts: Prompts = None,
+    per_file: PerFile = None,
+    temperature: Temperature = 0.0,
+    tree: Tree = "26,4,8",
+    max_new_tokens: int = 40,
     seed: int = 0,
     threads: int = 1,
-    out: Annotated[Path | None, typer.Option(help="Directory for rows.jsonl and the table.")] = None,
-    model: Annotated[str | None, typer.Option(help="Target; the embedded one by default.")] = None,
-    head: Annotated[str | None, typer.Option(help="Draft head; the embedded one by default.")] = None,
+    model: Model = None,
+    head: Head = None,
 ) -> None:
-    """Compare acceptance rules on chat prompts."""
-    hf_logging.set_verbosity_error()
-    hf_logging.disable_progress_bar()
-    torch.set_num_threads(threads)
-    ea = EaModel.from_pretrained(
-        model or str(embedded_target_path()), head or str(embedded_head_path()), dtype="float32"
-    )
-    ids = [ea.chat_ids(text) for path in prompts or [HELDOUT] for text in read_prompts(path)[:per_file]]
-    draft = parse_tree(tree)
-    configs = arms(temperature)
-    measured: dict[str, list[Measured]] = {name: [] for name in configs}
-    with progress(err, len(ids) * len(configs)) as advance:
+    """Find comparable options on prompts that the comparison itself doesn't use."""
+    ea = _load(model, head, threads)
+    ids = _prompt_ids(ea, prompts, per_file)
+    replay = Replay(candidates(temperature), SamplingConfig(temperature=temperature), ea.special_ids)
+    with progress(err, len(ids)) as advance:
         for index, prompt in enumerate(ids):
             sampling = SamplingConfig(temperature=temperature, seed=seed + index)
-            for name, config in configs.items():
-                measured[name].append(measure(ea, prompt, Request(max_new_tokens, draft, config, sampling)))
-                advance()
-    rows = [summarise(ea, ids, name, measured) for name in configs]
-    settings = {
-        "prompts": len(ids),
-        "temperature": temperature,
-        "tree": tree,
-        "max_new_tokens": max_new_tokens,
-        "seed": seed,
-        "dtype": "float32",
-    }
+            decode(ea, prompt, Request(max_new_tokens, parse_tree(tree), VerifyConfig(rule=EXACT), sampling), replay)
+            advance()
+    matched = choose(replay, temperature)
+    write_atomically(out, json.dumps({**matched.model_dump(), "provenance": provenance()}, indent=1) + "\n")
+    typer.echo(matched.model_dump_json(indent=1))
+
+
+@app.command()
+def run(
+    answers: Annotated[Path, typer.Option(help="JSONL that answers are appended to; answers in it are kept.")],
+    matched: Annotated[Path, typer.Option(help="What `match` wrote for this temperature.")],
+    prompts: Prompts = None,
+    per_file: PerFile = None,
+    temperature: Temperature = 0.0,
+    tree: Tree = "26,4,8",
+    max_new_tokens: int = 40,
+    seed: int = 0,
+    threads: int = 1,
+    part: Annotated[str, typer.Option(help="i/n: every n-th prompt from the i-th, for one of n processes.")] = "0/1",
+    only_released: Annotated[bool, typer.Option("--only-released", help="exact and the 2x2 of mars-released.")] = False,
+    model: Model = None,
+    head: Head = None,
+) -> None:
+    """Decode every prompt under every rule."""
+    settings = {"temperature": temperature, "tree": tree, "max_new_tokens": max_new_tokens, "seed": seed}
+    configs = arms(temperature, Matched.model_validate(_without_provenance(matched)))
+    if only_released:
+        configs = {EXACT: configs[EXACT], **released_effects()}
+    done = {(row["prompt"], row["rule"]) for row in read_answers([answers], settings)} if answers.exists() else set()
+    ea = _load(model, head, threads)
+    ids = _prompt_ids(ea, prompts, per_file)
+    first, step = (int(number) for number in part.split("/"))
+    todo = [(i, name) for i in range(first, len(ids), step) for name in configs if (i, name) not in done]
+    with progress(err, len(todo)) as advance:
+        for index, name in todo:
+            sampling = SamplingConfig(temperature=temperature, seed=seed + index)
+            row = answer(ea, ids[index], Request(max_new_tokens, parse_tree(tree), configs[name], sampling))
+            append_row(answers, {"prompt": index, "rule": name, **row, "settings": settings})
+            advance()
+
+
+@app.command()
+def table(
+    answers: Annotated[list[Path], typer.Argument(help="What `run` wrote; several files of one setting.")],
+    out: Annotated[Path | None, typer.Option(help="Directory for rows.jsonl and rules-tT.md.")] = None,
+) -> None:
+    """Summarise the prompts that every rule has answered."""
+    rows = read_answers(answers)
+    names = list(dict.fromkeys(row["rule"] for row in rows))
+    by_rule = {name: {row["prompt"]: row for row in rows if row["rule"] == name} for name in names}
+    complete = sorted(set.intersection(*(set(answered) for answered in by_rule.values())))
+    if EXACT not in by_rule or not complete:
+        raise ConfigError("no prompt has been answered under every rule yet; let `run` finish.")
+    paired = {name: [answered[prompt] for prompt in complete] for name, answered in by_rule.items()}
+    lines = [summarise(name, paired) for name in names]
+    settings = {"prompts": len(complete), **rows[0]["settings"], "dtype": "float32"}
     source = provenance()
-    text = markdown(settings, rows, [], source)
+    text = markdown(settings, lines, [], source)
     typer.echo(text)
     if out:
-        append_row(out / "rows.jsonl", {**settings, "methods": rows, "provenance": source})
-        write_atomically(out / f"rules-t{temperature:g}.md", text)
+        append_row(out / "rows.jsonl", {**settings, "methods": lines, "provenance": source})
+        write_atomically(out / f"rules-t{settings['temperature']:g}.md", text)
 
 
-@dataclass(frozen=True)
-class Measured:
-    """One answer, the speed of its decoding, and the distances of its nodes."""
+def read_answers(paths: Sequence[Path], settings: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+    """Rows of answer files, which must all have the same settings (and `settings`, where given)."""
+    rows = [json.loads(line) for path in paths for line in path.read_text("utf-8").splitlines()]
+    expected = settings or (rows[0]["settings"] if rows else None)
+    if any(row["settings"] != expected for row in rows):
+        raise ConfigError("these answers were made with other settings; give --answers a new file for each setting.")
+    return rows
 
-    result: GenerationResult
-    tokens_per_second: float
-    distances: list[float]
 
-
-def measure(ea: EaModel, prompt: Sequence[int], request: Request) -> Measured:
-    """Decode one prompt, watching every verification."""
-    watch = Watch(request.verify, SamplingPlan.compile([request.sampling]), frozenset(ea.special_ids))
+def decode(ea: EaModel, prompt: Sequence[int], request: Request, verifier: Any) -> GenerationResult:
+    """Decode one prompt with `verifier` in the place of `verify`."""
     request = replace(request, stop_ids=ea.stop_ids, special_ids=ea.special_ids)
-    steps = Engine(ea.target, ea.ea_layer, verifier=watch).speculate(torch.tensor([list(prompt)]), request)
-    result = ResponseStream(steps, ea.tokenizer, len(prompt), (), request.verify.rule, "").result
-    return Measured(result, result.new_tokens / (result.seconds - watch.seconds), watch.distances)
+    steps = Engine(ea.target, ea.ea_layer, verifier=verifier).speculate(torch.tensor([list(prompt)]), request)
+    return ResponseStream(steps, ea.tokenizer, len(prompt), (), request.verify.rule, "").result
 
 
-def summarise(
-    ea: EaModel, prompts: Sequence[Sequence[int]], name: str, measured: dict[str, list[Measured]]
-) -> dict[str, Any]:
+def answer(ea: EaModel, prompt: Sequence[int], request: Request) -> dict[str, Any]:
+    """Decode one prompt and measure the answer; plain values."""
+    watch = LawWatch(request.verify, SamplingPlan.compile([request.sampling]), frozenset(ea.special_ids))
+    result = decode(ea, prompt, request, watch)
+    return {
+        "tokens": result.new_tokens,
+        "cycles": result.cycles,
+        "accepted": sum(result.accepted_lengths),
+        "relaxed": result.relaxed,
+        "regret": result.regret,
+        "tok_per_s": result.new_tokens / (result.seconds - watch.seconds),
+        "logprob": sum(log_probabilities(ea, prompt, result)),
+        "distances": [round(distance, 5) for distance in watch.distances],
+        "loops": loop_rate(result.token_ids),
+    }
+
+
+def summarise(name: str, paired: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     """One row of the table, paired with `exact` where it compares."""
-    ours, exact = measured[name], measured[EXACT]
-    results = [m.result for m in ours]
-    tokens, cycles = sum(r.new_tokens for r in results), sum(r.cycles for r in results)
-    logprobs = [p for prompt, r in zip(prompts, results, strict=True) for p in log_probabilities(ea, prompt, r)]
-    distances = [d for m in ours for d in m.distances]
-    pairs = zip(ours, exact, strict=True)
+    ours, exact = paired[name], paired[EXACT]
+    tokens, cycles = sum(row["tokens"] for row in ours), sum(row["cycles"] for row in ours)
+    distances = [d for row in ours for d in row["distances"]]
+    per_thousand = 1000 / tokens
     return {
         "rule": name,
-        "tau": round(sum(n + 1 for r in results for n in r.accepted_lengths) / cycles, 3),
-        "tok/s against exact": round(median(a.tokens_per_second / b.tokens_per_second for a, b in pairs), 2),
-        "relaxed per 1000": round(1000 * sum(r.relaxed for r in results) / tokens, 1),
-        "log-probability": round(fmean(logprobs), 3),
-        "regret per 1000": round(1000 * sum(r.regret for r in results) / tokens, 1),
+        "tau": round((sum(row["accepted"] for row in ours) + cycles) / cycles, 3),
+        "tok/s against exact": round(
+            median(a["tok_per_s"] / b["tok_per_s"] for a, b in zip(ours, exact, strict=True)), 2
+        ),
+        "relaxed per 1000": round(per_thousand * sum(row["relaxed"] for row in ours), 1),
+        "log-probability": round(sum(row["logprob"] for row in ours) / tokens, 3),
+        "regret per 1000": round(per_thousand * sum(row["regret"] for row in ours), 1),
         "TV per node": round(fmean(distances), 4) if distances else "",
-        "length ratio": round(tokens / sum(m.result.new_tokens for m in exact), 3),
-        "4-gram loops": round(fmean(loop_rate(r.token_ids) for r in results), 4),
+        "length ratio": round(tokens / sum(row["tokens"] for row in exact), 3),
+        "4-gram loops": round(fmean(row["loops"] for row in ours), 4),
     }
 
 
@@ -199,6 +233,25 @@ def loop_rate(tokens: Sequence[int], n: int = 4) -> float:
     """Share of n-grams that occurred before in the same answer."""
     grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def _load(model: str | None, head: str | None, threads: int) -> EaModel:
+    hf_logging.set_verbosity_error()
+    hf_logging.disable_progress_bar()
+    torch.set_num_threads(threads)
+    return EaModel.from_pretrained(
+        model or str(embedded_target_path()), head or str(embedded_head_path()), dtype="float32"
+    )
+
+
+def _prompt_ids(ea: EaModel, files: Sequence[Path] | None, per_file: int | None) -> list[list[int]]:
+    return [ea.chat_ids(text) for path in files or [HELDOUT] for text in read_prompts(path)[:per_file]]
+
+
+def _without_provenance(path: Path) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    values.pop("provenance", None)
+    return values
 
 
 if __name__ == "__main__":

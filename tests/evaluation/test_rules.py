@@ -8,26 +8,86 @@ import torch
 from typer.testing import CliRunner
 
 from eagle_mars import EaModel
-from evaluation.rules import app, log_probabilities
+from eagle_mars.errors import ConfigError
+from evaluation.matching import REFERENCE, Matched
+from evaluation.rules import app, log_probabilities, read_answers
+
+MATCHED = Matched(
+    temperature=0,
+    cycles=1,
+    nodes=1,
+    firing_rate_theta_90=0.5,
+    firing_rate_theta_96=0.5,
+    gap_for_theta_90=1.0,
+    gap_for_theta_96=0.5,
+    delta=0.5,
+    rho=0.25,
+    epsilon=0.09,
+    alpha=0.3,
+    accepted={},
+)
 
 
-@pytest.mark.parametrize("temperature", ["0", "1"])
-def test_every_rule_has_a_row_and_exact_is_the_yardstick(temperature: str, tiny_pair, tmp_path: Path) -> None:
+@pytest.fixture
+def options(tiny_pair, tmp_path: Path) -> list[str]:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("ab\ncd\n")
     target, head = tiny_pair
-    arguments = ["--prompts", str(prompts), "--temperature", temperature, "--tree", "8,2,3", "--max-new-tokens", "8"]
-    done = CliRunner().invoke(app, [*arguments, "--model", target, "--head", head, "--out", str(tmp_path)])
+    return ["--prompts", str(prompts), "--tree", "8,2,3", "--max-new-tokens", "8", "--model", target, "--head", head]
+
+
+def invoke(*arguments: str) -> str:
+    done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
-    rows = {row["rule"]: row for row in json.loads((tmp_path / "rows.jsonl").read_text())["methods"]}
-    exact = rows["exact"]
-    assert exact["relaxed per 1000"] == exact["regret per 1000"] == 0
-    assert exact["length ratio"] == exact["tok/s against exact"] == 1
-    assert exact["log-probability"] < 0
-    if temperature == "1":
-        assert exact["TV per node"] == 0 < rows["released q draft, ratio off"]["TV per node"]
-        assert rows["released q 1, ratio off"]["TV per node"] == 0  # without q and ratio the released code is exact
-    assert (tmp_path / f"rules-t{temperature}.md").is_file()
+    return done.output
+
+
+def test_every_rule_has_a_row_and_exact_is_the_yardstick(options: list[str], tmp_path: Path) -> None:
+    matched, answers = tmp_path / "matched.json", tmp_path / "answers.jsonl"
+    matched.write_text(MATCHED.model_dump_json())
+    for temperature in ("0", "1"):
+        file = answers.with_suffix(f".t{temperature}")
+        run = ["run", *options, "--temperature", temperature, "--matched", str(matched), "--answers", str(file)]
+        invoke(*run, "--part", "0/2")
+        first_half = file.read_text()
+        invoke(*run)  # the other half; what is there is neither repeated nor changed
+        assert file.read_text().startswith(first_half) and "\n" in first_half
+        keys = [(row["prompt"], row["rule"]) for row in read_answers([file])]
+        assert len(set(keys)) == len(keys)
+        invoke("table", str(file), "--out", str(tmp_path))
+        assert (tmp_path / f"rules-t{temperature}.md").is_file()
+    greedy, sampled = (
+        {row["rule"]: row for row in json.loads(line)["methods"]}
+        for line in (tmp_path / "rows.jsonl").read_text().splitlines()
+    )
+    for rows in (greedy, sampled):
+        exact = rows["exact"]
+        assert exact["relaxed per 1000"] == exact["regret per 1000"] == 0
+        assert exact["length ratio"] == exact["tok/s against exact"] == 1
+        assert exact["log-probability"] < 0
+    assert sampled["released q draft, ratio off"]["TV per node"] > 0
+    assert sampled["released q 1, ratio off"]["TV per node"] == 0  # without q and ratio the released code is exact
+
+
+def test_answers_of_other_settings_are_refused(options: list[str], tmp_path: Path) -> None:
+    matched, answers = tmp_path / "matched.json", tmp_path / "answers.jsonl"
+    matched.write_text(MATCHED.model_dump_json())
+    run = ["run", *options, "--matched", str(matched), "--answers", str(answers)]
+    invoke(*run)
+    with pytest.raises(ConfigError, match="new file"):
+        CliRunner().invoke(app, [*run, "--seed", "1"], catch_exceptions=False)
+
+
+def test_matched_options_do_as_much_as_the_reference(options: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "matched.json"
+    invoke("match", *options, "--temperature", "1", "--out", str(out))
+    values = json.loads(out.read_text())
+    assert values.pop("provenance")["commit"]
+    matched = Matched.model_validate(values)
+    assert matched.firing_rate_theta_96 <= matched.firing_rate_theta_90
+    assert matched.gap_for_theta_96 <= matched.gap_for_theta_90
+    others = [value for name, value in matched.accepted.items() if name != REFERENCE]
+    assert len(others) == 2
 
 
 def test_log_probabilities_are_the_targets(tiny_pair) -> None:
