@@ -1,8 +1,8 @@
 """What each acceptance rule gains and what it costs: `python -m evaluation.rules match | run | table`.
 
 `match` finds the options under which rules are comparable: a gap that fires as often as a theta, comparators that
-accept as many drafts as `mars`. `run` decodes the same prompts under every rule, paired with `exact`; it appends one line per
-answer, so it can be killed, continued and split over processes. `table` renders what `run` wrote.
+accept as many drafts as `mars`. `run` decodes the same prompts under every rule, paired with `exact`; it appends one
+line per answer, so it can be killed, continued and split over processes. `table` renders what `run` wrote.
 """
 
 from __future__ import annotations

@@ -51,7 +51,8 @@ def test_every_rule_has_a_row_and_exact_is_the_yardstick(options: list[str], tmp
         invoke(*run, "--part", "0/2")
         first_half = file.read_text()
         invoke(*run)  # the other half; what is there is neither repeated nor changed
-        assert file.read_text().startswith(first_half) and "\n" in first_half
+        assert file.read_text().startswith(first_half)
+        assert "\n" in first_half
         keys = [(row["prompt"], row["rule"]) for row in read_answers([file])]
         assert len(set(keys)) == len(keys)
         invoke("table", str(file), "--out", str(tmp_path))
