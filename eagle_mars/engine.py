@@ -14,8 +14,9 @@ from eagle_mars.config import DraftConfig, SamplingConfig, VerifyConfig
 from eagle_mars.draft.drafter import Drafter
 from eagle_mars.draft.head import Head
 from eagle_mars.errors import LogitsError
-from eagle_mars.result import Provenance, Step
+from eagle_mars.result import Provenance, Step, TokenScores
 from eagle_mars.sampling import CoinStream, History, draw
+from eagle_mars.scores import score
 from eagle_mars.target import TargetModel, TargetOutput
 from eagle_mars.tree import DraftTree
 from eagle_mars.verify import HostVerdict, Verdict, plan, unpack, verify
@@ -26,6 +27,7 @@ class Request:
     """Everything that one response depends on.
 
     stop_ids: the response ends with the first of them. special_ids: what relaxation leaves alone by default.
+    top_logprobs: every step tells the target's scores of its tokens and of that many best ones; None asks for none.
     """
 
     max_new_tokens: int
@@ -34,6 +36,7 @@ class Request:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     stop_ids: frozenset[int] = frozenset()
     special_ids: tuple[int, ...] = ()
+    top_logprobs: int | None = None
 
 
 class Engine:
@@ -120,15 +123,26 @@ class _Response:
                 "check the checkpoint, or load it with dtype=torch.float32."
             )
         self._remember([int(token)])
-        return self._step([int(token)], ["target"], accepted=None)
+        return self._step([int(token)], ["target"], accepted=None, scores=self._scores(logits, [int(token)]))
 
     def _remember(self, tokens: list[int]) -> None:
         if self.history is not None:
             new = torch.tensor([tokens], device=self.target.device)
             self.history = History(self.history.prompt, torch.cat((self.history.generated, new), dim=1))
 
+    def _scores(self, logits: Tensor, tokens: list[int]) -> tuple[TokenScores, ...]:
+        """Scores of `tokens` under logits [T, V]; a second device→host read, made only for who asked."""
+        if self.request.top_logprobs is None:
+            return ()
+        return score(logits, tokens, self.request.top_logprobs)
+
     def _step(
-        self, tokens: list[int], provenance: list[Provenance], accepted: int | None, verdict: HostVerdict | None = None
+        self,
+        tokens: list[int],
+        provenance: list[Provenance],
+        accepted: int | None,
+        verdict: HostVerdict | None = None,
+        scores: tuple[TokenScores, ...] = (),
     ) -> Step:
         """Cut at the budget and at the first stop id, and stop the clock."""
         reason: Literal["stop", "length"] | None = None
@@ -152,6 +166,7 @@ class _Response:
             low_margin=verdict.low_margin if verdict else 0,
             rescued=verdict.rescued if verdict else 0,
             nonpositive_top=verdict.nonpositive_top if verdict else 0,
+            scores=scores[:keep],
         )
 
 
@@ -202,7 +217,8 @@ class _Speculation(_Response):
         self._remember(tokens)
         provenance: list[Provenance] = ["relaxed" if flag else "exact" for flag in host.relaxed]
         accepted = len(host.tokens) if tree.nodes > 1 else None
-        return self._step(tokens, [*provenance, "target"], accepted, host)
+        scores = self._scores(out.logits[0, host.path], tokens)
+        return self._step(tokens, [*provenance, "target"], accepted, host, scores)
 
     def _history_before_root(self) -> History | None:
         """What penalties count besides the tree, whose first node is the root."""

@@ -150,8 +150,12 @@ class EaModel(EagleFunctions):
         sampling: SamplingConfig | None = None,
         stop: str | Sequence[str] = (),
         method: Method = "speculative",
+        top_logprobs: int | None = None,
     ) -> ResponseStream:
-        """Like `generate`, piece by piece; the stream's `result` holds the whole response at the end."""
+        """Like `generate`, piece by piece; the stream's `result` holds the whole response at the end.
+
+        top_logprobs: pieces carry the target's scores of their tokens and of that many best ones.
+        """
         ids = self._ids(prompt)
         if method not in ("speculative", "autoregressive"):
             raise ConfigError(f"method={method!r} is not known; use 'speculative' or 'autoregressive'.")
@@ -159,7 +163,7 @@ class EaModel(EagleFunctions):
         if not all(stop):
             raise ConfigError("a stop string is empty, so it would end every response at once; remove it.")
         verify = verify or VerifyConfig()
-        request = self._request(max_new_tokens, draft, verify, sampling, self.stop_ids)
+        request = self._request(max_new_tokens, draft, verify, sampling, self.stop_ids, top_logprobs)
         check_context(self.target, ids.shape[1], max_new_tokens)
         baseline = method == "autoregressive"
         steps = self._engine.autoregress(ids, request) if baseline else self._engine.speculate(ids, request)
@@ -167,19 +171,33 @@ class EaModel(EagleFunctions):
         rule = method if baseline else verify.rule
         return ResponseStream(steps, self.tokenizer, ids.shape[1], stop, rule, guarantee(promised))
 
-    def chat_ids(self, messages: str | Sequence[dict[str, str]]) -> list[int]:
+    def chat_ids(
+        self,
+        messages: str | Sequence[dict[str, str]],
+        *,
+        chat_template: str | None = None,
+        continue_final_message: bool = False,
+    ) -> list[int]:
         """Ids of a conversation under the tokenizer's chat template, ready for the assistant's turn.
 
-        messages: role/content pairs, or one user message as a string. Raises ConfigError without a chat template.
+        messages: role/content pairs, or one user message as a string. chat_template: Jinja, instead of the tokenizer's.
+        continue_final_message: the response goes on where the last message, the assistant's, ends.
+        Raises ConfigError without a chat template, or if it refuses the messages.
         """
-        if self.tokenizer.chat_template is None:
+        if chat_template is None and self.tokenizer.chat_template is None:
             raise ConfigError("this tokenizer has no chat template; give the whole prompt as text instead.")
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         try:
-            text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-        except TemplateError as error:
-            raise ConfigError(f"the tokenizer's chat template refuses these messages: {error}") from error
+            text = self.tokenizer.apply_chat_template(
+                list(messages),
+                chat_template=chat_template,
+                tokenize=False,
+                add_generation_prompt=not continue_final_message,
+                continue_final_message=continue_final_message,
+            )
+        except (TemplateError, ValueError) as error:  # ValueError: the final message isn't found in what was rendered
+            raise ConfigError(f"the chat template refuses these messages: {error}") from error
         return self.tokenizer(text, add_special_tokens=False).input_ids
 
     def _request(
@@ -189,6 +207,7 @@ class EaModel(EagleFunctions):
         verify: VerifyConfig,
         sampling: SamplingConfig | None,
         stop_ids: Collection[int],
+        top_logprobs: int | None = None,
     ) -> Request:
         if max_new_tokens < 1:
             raise ConfigError(f"max_new_tokens={max_new_tokens} leaves nothing to generate; use 1 or more.")
@@ -201,6 +220,7 @@ class EaModel(EagleFunctions):
             sampling=sampling or SamplingConfig(),
             stop_ids=frozenset(stop_ids),
             special_ids=self.special_ids,
+            top_logprobs=top_logprobs,
         )
 
     def _ids(self, prompt: Prompt) -> Tensor:

@@ -9,6 +9,23 @@ Provenance = Literal["exact", "relaxed", "target"]
 
 
 @dataclass(frozen=True)
+class Candidate:
+    """One token of the target's distribution. logit: raw. logprob: of the raw logits, before penalties and warpers."""
+
+    token_id: int
+    logit: float
+    logprob: float
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """What the target thought of a token that it emitted, and of its own best ones, the best first."""
+
+    chosen: Candidate
+    best: tuple[Candidate, ...]
+
+
+@dataclass(frozen=True)
 class Step:
     """The tokens that one cycle adds to the response.
 
@@ -17,6 +34,7 @@ class Step:
     accepted: drafts accepted in this cycle, before any cut; None where nothing was drafted, which is no cycle: the
         token that prefill yields, and a last token that needs no draft.
     regret and the counts after it: of the whole cycle, before any cut. seconds: wall time since the step before.
+    scores: one per token if the request asked for them, else empty.
     finish_reason: set on the last step.
     """
 
@@ -28,6 +46,7 @@ class Step:
     low_margin: int = 0
     rescued: int = 0
     nonpositive_top: int = 0
+    scores: tuple[TokenScores, ...] = ()
     finish_reason: Literal["stop", "length"] | None = None
 
 
