@@ -15,9 +15,9 @@ from eagle_mars.verify.margins import fires, matching_gap
 from evaluation.watch import Replay
 
 REFERENCE = "mars θ .9"
-_SCALES = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.65, 0.8, 1.0, 1.25, 1.6, 2.0)
-_DELTAS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-_RHOS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+_SCALES = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 2.75, 3.0, 10 / 3)
+_DELTAS = (0.05, 0.1, 0.125, 0.15, 0.175, 0.2, 0.225, 0.25, 0.275, 0.3, 0.35, 0.4, 0.5, 0.6, 0.8, 1.0)
+_RHOS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.275, 0.3, 0.325, 0.35, 0.4, 0.45, 0.475, 0.5, 0.55, 0.6, 0.7, 0.8)
 
 
 class Matched(BaseModel):
@@ -63,8 +63,12 @@ def choose(replay: Replay, temperature: float) -> Matched:
         return min(values, key=lambda value: abs(mean[f"{kind} {value}"] - mean[REFERENCE]))
 
     delta, rho = nearest("delta", _DELTAS), nearest("rho", _RHOS)
-    typical = _typical(nearest("scale", _SCALES) if temperature > 0 else 1.0)
     kept = [REFERENCE, f"delta {delta}", f"rho {rho}"]
+    scale = 1.0
+    if temperature > 0:
+        scale = nearest("scale", _SCALES)
+        kept.append(f"scale {scale}")
+    typical = _typical(scale)
     return Matched(
         temperature=temperature,
         cycles=len(replay.accepted[REFERENCE]),

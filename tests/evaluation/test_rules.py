@@ -88,7 +88,7 @@ def test_matched_options_do_as_much_as_the_reference(options: list[str], tmp_pat
     assert matched.firing_rate_theta_96 <= matched.firing_rate_theta_90
     assert matched.gap_for_theta_96 <= matched.gap_for_theta_90
     others = [value for name, value in matched.accepted.items() if name != REFERENCE]
-    assert len(others) == 2
+    assert len(others) == 3
 
 
 def test_log_probabilities_are_the_targets(tiny_pair) -> None:
