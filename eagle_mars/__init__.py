@@ -17,6 +17,7 @@ _HOME = {
     "GenerationResult": "result",
     "SamplingConfig": "config",
     "VerifyConfig": "config",
+    "custom_generate": "hf_generate",
 }
 
 __all__ = [
@@ -27,11 +28,13 @@ __all__ = [
     "SamplingConfig",
     "VerifyConfig",
     "__version__",
+    "custom_generate",
 ]
 
 if TYPE_CHECKING:
     from eagle_mars.config import DraftConfig, SamplingConfig, VerifyConfig
     from eagle_mars.errors import EagleMarsError
+    from eagle_mars.hf_generate import custom_generate
     from eagle_mars.model import EaModel
     from eagle_mars.result import GenerationResult
 

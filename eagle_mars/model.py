@@ -23,10 +23,9 @@ from eagle_mars.loading import load_target
 from eagle_mars.result import GenerationResult
 from eagle_mars.stream import ResponseStream
 from eagle_mars.target import TargetModel, check_context
-from eagle_mars.verify.guarantee import guarantee
+from eagle_mars.verify.guarantee import announce, guarantee
 
 logger = logging.getLogger(__name__)
-guarantee_logger = logging.getLogger("eagle_mars.guarantee")
 
 Method = Literal["speculative", "autoregressive"]
 Prompt = str | Sequence[int] | Tensor
@@ -211,8 +210,7 @@ class EaModel(EagleFunctions):
     ) -> Request:
         if max_new_tokens < 1:
             raise ConfigError(f"max_new_tokens={max_new_tokens} leaves nothing to generate; use 1 or more.")
-        if verify.relaxes:
-            _announce(guarantee(verify))
+        announce(verify)
         return Request(
             max_new_tokens=max_new_tokens,
             draft=draft or self.draft,
@@ -254,13 +252,3 @@ def _special_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
     vocab = model.config.get_text_config().vocab_size
     ids = {*_stop_ids(model, tokenizer), *tokenizer.all_special_ids, *added}
     return tuple(sorted(i for i in ids if i < vocab))
-
-
-_announced: set[str] = set()
-
-
-def _announce(promise: str) -> None:
-    """Say once per process, in words, that the text may differ from the target's own."""
-    if promise not in _announced:
-        _announced.add(promise)
-        guarantee_logger.warning("relaxed verification is on. %s", promise)

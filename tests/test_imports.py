@@ -34,6 +34,7 @@ ALLOWED = {
     "render": {"compare", "result"},
     "info": {"__version__", "config", "embedded", "verify"},
     "eagle_api": {"engine", "target", "result", "config", "errors"},
+    "hf_generate": {"engine", "draft", "target", "verify", "result", "config", "errors"},
     "model": {
         "eagle_api",
         "engine",

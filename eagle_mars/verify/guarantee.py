@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from eagle_mars.config import VerifyConfig
 
 _LOSSY = {
@@ -11,6 +13,9 @@ _LOSSY = {
     "topk-delta": "Lossy: accepts drafts among the best tokens with a probability near the top-1's (TensorRT-LLM)",
     "prob-ratio": "Lossy: accepts drafts among the best tokens with a given share of the top-1's probability (vLLM)",
 }
+
+_logger = logging.getLogger("eagle_mars.guarantee")
+_announced: set[str] = set()
 
 
 def guarantee(config: VerifyConfig) -> str:
@@ -23,3 +28,11 @@ def guarantee(config: VerifyConfig) -> str:
     return (
         f"Lossy: a rejected draft is accepted where the target is undecided ({margin}); without such a token, lossless."
     )
+
+
+def announce(config: VerifyConfig) -> None:
+    """Say once per process, in words, that the text may differ from the target's own."""
+    promise = guarantee(config)
+    if config.relaxes and promise not in _announced:
+        _announced.add(promise)
+        _logger.warning("relaxed verification is on. %s", promise)
