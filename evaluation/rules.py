@@ -123,6 +123,7 @@ def run(
     threads: int = 1,
     part: Annotated[str, typer.Option(help="i/n: every n-th prompt from the i-th, for one of n processes.")] = "0/1",
     only_released: Annotated[bool, typer.Option("--only-released", help="exact and the 2x2 of mars-released.")] = False,
+    cpu_pack: Annotated[bool, typer.Option("--cpu-pack/--no-cpu-pack", help="Weights in oneDNN's layout.")] = False,
     model: Model = None,
     head: Head = None,
 ) -> None:
@@ -132,7 +133,7 @@ def run(
     if only_released:
         configs = {EXACT: configs[EXACT], **released_effects()}
     done = {(row["prompt"], row["rule"]) for row in read_answers([answers], settings)} if answers.exists() else set()
-    ea = _load(model, head, threads)
+    ea = _load(model, head, threads, cpu_pack)
     ids = _prompt_ids(ea, prompts, per_file)
     first, step = (int(number) for number in part.split("/"))
     todo = [(i, name) for i in range(first, len(ids), step) for name in configs if (i, name) not in done]
@@ -235,12 +236,12 @@ def loop_rate(tokens: Sequence[int], n: int = 4) -> float:
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
-def _load(model: str | None, head: str | None, threads: int) -> EaModel:
+def _load(model: str | None, head: str | None, threads: int, cpu_pack: bool = False) -> EaModel:
     hf_logging.set_verbosity_error()
     hf_logging.disable_progress_bar()
     torch.set_num_threads(threads)
     return EaModel.from_pretrained(
-        model or str(embedded_target_path()), head or str(embedded_head_path()), dtype="float32"
+        model or str(embedded_target_path()), head or str(embedded_head_path()), dtype="float32", cpu_pack=cpu_pack
     )
 
 
