@@ -15,7 +15,7 @@ from eagle_mars.verify.margins import fires, matching_gap
 from evaluation.watch import Replay
 
 REFERENCE = "mars θ .9"
-_SCALES = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 2.75, 3.0, 10 / 3)
+_SCALES = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 2.75, 3.0, 10 / 3, 5.0, 8.0, 12.0)
 _DELTAS = (0.05, 0.1, 0.125, 0.15, 0.175, 0.2, 0.225, 0.25, 0.275, 0.3, 0.35, 0.4, 0.5, 0.6, 0.8, 1.0)
 _RHOS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.275, 0.3, 0.325, 0.35, 0.4, 0.45, 0.475, 0.5, 0.55, 0.6, 0.7, 0.8)
 
@@ -86,5 +86,5 @@ def choose(replay: Replay, temperature: float) -> Matched:
 
 
 def _typical(scale: float) -> VerifyConfig:
-    """Medusa's two thresholds, scaled together."""
+    """Medusa's two thresholds, scaled together, each up to 1; there, p(x) > exp(-H), the rule is at its strictest."""
     return VerifyConfig(rule="typical", epsilon=min(1.0, 0.09 * scale), alpha=min(1.0, 0.3 * scale))
