@@ -148,11 +148,13 @@ class EaModel(EagleFunctions):
         verify: VerifyConfig | None = None,
         sampling: SamplingConfig | None = None,
         stop: str | Sequence[str] = (),
+        stop_ids: Collection[int] = (),
         method: Method = "speculative",
         top_logprobs: int | None = None,
     ) -> ResponseStream:
         """Like `generate`, piece by piece; the stream's `result` holds the whole response at the end.
 
+        stop_ids: ids that end the response, besides the model's own.
         top_logprobs: pieces carry the target's scores of their tokens and of that many best ones.
         """
         ids = self._ids(prompt)
@@ -162,7 +164,7 @@ class EaModel(EagleFunctions):
         if not all(stop):
             raise ConfigError("a stop string is empty, so it would end every response at once; remove it.")
         verify = verify or VerifyConfig()
-        request = self._request(max_new_tokens, draft, verify, sampling, self.stop_ids, top_logprobs)
+        request = self._request(max_new_tokens, draft, verify, sampling, self.stop_ids.union(stop_ids), top_logprobs)
         check_context(self.target, ids.shape[1], max_new_tokens)
         baseline = method == "autoregressive"
         steps = self._engine.autoregress(ids, request) if baseline else self._engine.speculate(ids, request)

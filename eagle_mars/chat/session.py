@@ -29,6 +29,7 @@ class ChatOptions:
     """Options of one response.
 
     max_new_tokens: None is what the service's default and the context leave. verify, draft: None is the service's.
+    stop, stop_ids: strings and token ids that end the response, besides the model's own ids.
     top_logprobs: pieces carry scores of their tokens and of that many best ones (2 shows both candidates of a relaxed
     token); None asks for none.
     """
@@ -38,6 +39,7 @@ class ChatOptions:
     verify: VerifyConfig | None = None
     draft: DraftConfig | None = None
     stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
     top_logprobs: int | None = None
 
 
@@ -103,6 +105,7 @@ class ChatService:
             verify=verify,
             sampling=options.sampling,
             stop=options.stop,
+            stop_ids=options.stop_ids,
             top_logprobs=options.top_logprobs,
         )
         response = Response(stream, len(ids))
