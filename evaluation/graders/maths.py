@@ -29,7 +29,8 @@ _SECONDS = 5  # for parsing and for comparing, each
 
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
 # The sign counts only where it can't be a minus between two terms or the dash of a range.
-_NUMBER = rf"(?<![\w.])(?:(?<![)\d])(?<!\d )[-\u2212])?\s?[$€£]?\s?(?:{_DIGITS}\s+\d+/\d+|{_DIGITS}(?:\.\d+)?(?:/\d+)?|\.\d+)\s?%?"
+_SIGN = r"(?:(?<![)\d])(?<!\d )[-\u2212])?"
+_NUMBER = rf"(?<![\w.]){_SIGN}\s?[$€£]?\s?(?:{_DIGITS}\s+\d+/\d+|{_DIGITS}(?:\.\d+)?(?:/\d+)?|\.\d+)\s?%?"
 _NUMBERS = re.compile(_NUMBER)
 _MARK = re.compile(r"(?<!#)####(?!#)[^\S\n]*([^\n]*)")
 _LEAD = re.compile(r"(?:[\s*_`<>(:=]|(?:the\s+)?(?:final[\s_]+)?answer(?:\s+is)?)*", re.IGNORECASE)
