@@ -6,9 +6,11 @@ python scripts/generate_data.py --target DIR --out runs/data --shards 120 --work
 from __future__ import annotations
 
 import argparse
+import time
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from eagle_mars.training.generate import Generator, generate_shards
@@ -40,13 +42,18 @@ def main() -> None:
         questions = GreedyQuestions(args.questions, args.answer_tokens)
         requests, n_shards, per_shard = questions, 1, len(questions)
     generator = Generator(model, tokenizer, requests, seed=args.seed, n_rows=args.rows, max_length=args.max_length)
-    for done in generate_shards(
+    progress = generate_shards(
         generator, args.out, n_shards=n_shards, worker=args.worker, n_workers=args.workers, per_shard=per_shard
-    ):
-        print(
-            f"{done.path.name} {done.sequences} sequences | {done.tokens} tokens, {done.tokens_per_second:.0f}/s",
-            flush=True,
-        )
+    )
+    began = time.monotonic()
+    with tqdm(unit=" sequences", mininterval=5) as bar:
+        for state in progress:
+            bar.total = state.of
+            rate = state.tokens / (time.monotonic() - began)
+            bar.set_postfix_str(f"{state.tokens} tokens, {rate:.0f}/s", refresh=False)
+            bar.update()
+            if state.written is not None:
+                bar.write(f"{state.written.name} | {state.tokens} tokens, {rate:.0f}/s")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from eagle_mars.errors import ConfigError
+from eagle_mars.training.ngrams import Deduplicator
 from eagle_mars.training.shards import Source
 
 
@@ -48,29 +49,32 @@ class Entry:
 
 
 class ShardDataset:
-    """All sequences of a directory of shards, near-duplicates left out, read by memory map.
+    """All sequences of directories of shards, near-duplicates left out, read by memory map.
 
-    Raises ConfigError if there is no shard.
+    Raises ConfigError if a directory has no shard.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self.paths = sorted(directory.glob("shard-*.safetensors"))
-        if not self.paths:
-            raise ConfigError(f"There is no shard in {directory}; make some with scripts/generate_data.py.")
+    def __init__(self, *directories: Path) -> None:
+        self.paths: list[Path] = []
+        for directory in directories:
+            paths = sorted(directory.glob("shard-*.safetensors"))
+            if not paths:
+                raise ConfigError(f"There is no shard in {directory}; make some with scripts/generate_data.py.")
+            self.paths += paths
         self._files = [safe_open(path, framework="pt") for path in self.paths]
         self.entries: list[Entry] = []
         self.n_duplicates = 0
-        seen: set[tuple[int, ...]] = set()
+        deduplicator = Deduplicator()
         for number, file in enumerate(self._files):
             tokens, source = file.get_tensor("tokens"), file.get_tensor("source")
             start = 0
             for n, length in enumerate(file.get_tensor("lengths").tolist()):
-                key = _fingerprint(tokens[start : start + length], source[start : start + length])
-                if key in seen:
-                    self.n_duplicates += 1
-                else:
-                    seen.add(key)
+                rows = slice(start, start + length)
+                answer = source[rows] >= Source.SAMPLED
+                if deduplicator.is_new(tokens[rows][~answer].tolist(), tokens[rows][answer].tolist()):
                     self.entries.append(Entry(number, start, start - n, length))
+                else:
+                    self.n_duplicates += 1
                 start += length
 
     def tokens(self, entry: Entry) -> tuple[Tensor, Tensor]:
@@ -135,9 +139,3 @@ class ShardDataset:
                 yield self.batch(entries)
             skip = max(0, skip - len(mine))
             number += 1
-
-
-def _fingerprint(tokens: Tensor, source: Tensor) -> tuple[int, ...]:
-    """The first answer tokens: two answers that begin alike are one lesson."""
-    answer = tokens[source >= Source.SAMPLED]
-    return tuple(answer[:32].tolist())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +21,12 @@ from eagle_mars.training.taps import fused, tapped
 
 @dataclass(frozen=True)
 class Progress:
-    """What a shard's completion reports."""
+    """Where a run of one worker stands after a sequence."""
 
-    path: Path
-    sequences: int
+    sequences: int  # finished by this run so far
+    of: int  # all that this run is to finish
     tokens: int  # drawn by this run so far, prompts not counted
-    tokens_per_second: float
+    written: Path | None  # the shard that this sequence completed
 
 
 class Generator:
@@ -150,16 +149,13 @@ def generate_shards(
     waiting = dict.fromkeys(numbers, per_shard)
     ready: dict[int, list[Sequence]] = {n: [] for n in numbers}
     indices = (index for n in numbers for index in range(n * per_shard, (n + 1) * per_shard))
-    began, total = time.monotonic(), 0
-    for index, sequence in generator.run(indices):
+    tokens = 0
+    for done, (index, sequence) in enumerate(generator.run(indices), 1):
         n = index // per_shard
         waiting[n] -= 1
         if sequence is not None:
             ready[n].append(sequence)
-            total += int((sequence.source != Source.PROMPT).sum())
-        if waiting[n] == 0:
-            sequences = ready.pop(n)
-            if not sequences:
-                continue
-            path = write_shard(directory, n, sequences)
-            yield Progress(path, len(sequences), total, total / (time.monotonic() - began))
+            tokens += int((sequence.source != Source.PROMPT).sum())
+        whole = ready.pop(n) if waiting[n] == 0 else []
+        written = write_shard(directory, n, whole) if whole else None
+        yield Progress(done, len(numbers) * per_shard, tokens, written)

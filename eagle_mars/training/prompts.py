@@ -1,4 +1,5 @@
-"""What the target is asked: its own questions (Magpie) and templates over topics, never a held-out topic."""
+"""What the target is asked: its own questions (Magpie), bare or after given first words, templates over topics, and
+second turns; never a held-out topic."""
 
 from __future__ import annotations
 
@@ -23,7 +24,11 @@ _HELD_OUT = re.compile(
 )
 
 _TEMPERATURES, _TEMPERATURE_WEIGHTS = (0.0, 0.7, 1.0), (0.62, 0.26, 0.12)
-_MAGPIE_SHARE = 0.65
+_ANSWER_TOKENS, _ANSWER_WEIGHTS = (160, 224, 288, 384, 640), (0.2, 0.2, 0.2, 0.25, 0.15)
+# Two of three first turns are the target's own, more than half of them without a word from us.
+_KINDS, _KIND_WEIGHTS = ("magpie", "opened", "template"), (0.46, 0.22, 0.32)
+# A third of the answers end before their limit; only those get a second turn.
+_DIALOGUE_SHARE = 0.4
 
 
 def mentions_held_out_topic(text: str) -> bool:
@@ -32,10 +37,18 @@ def mentions_held_out_topic(text: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Request:
-    """One sequence to generate. ``question`` None: the target writes it (Magpie)."""
+class Question:
+    """A user turn. Open: the target goes on writing after ``text`` (Magpie, where ``text`` is empty)."""
 
-    question: str | None
+    text: str = ""
+    is_open: bool = True
+
+
+@dataclass(frozen=True)
+class Request:
+    """One sequence to generate: its user turns, of which each but the first waits for the answer before to end."""
+
+    questions: tuple[Question, ...]
     temperature: float
     max_answer_tokens: int
 
@@ -51,18 +64,26 @@ class TrainingRequests:
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        groups = json.loads(resources.files(__package__).joinpath("prompts.json").read_text("utf-8"))["groups"]
+        recipe = json.loads(resources.files(__package__).joinpath("prompts.json").read_text("utf-8"))
+        self._openings, self._follow_ups = recipe["openings"], recipe["follow_ups"]
         # Weights, because some groups have few pairs and explanations would drown them.
-        pools, weights = [_expand(group) for group in groups], [group["weight"] for group in groups]
-        self._questions = _interleave(pools, weights, random.Random(f"{seed}/order"))
+        pools, weights = [_expand(group) for group in recipe["groups"]], [group["weight"] for group in recipe["groups"]]
+        self._templates = _interleave(pools, weights, random.Random(f"{seed}/order"))
 
     def __getitem__(self, index: int) -> Request:
         rng = random.Random(f"{self._seed}/request/{index}")
-        magpie = rng.random() < _MAGPIE_SHARE
-        # Each (template, topic) pair is used once: greedy answers to a repeated prompt are duplicates.
-        question = None if magpie or index >= len(self._questions) else self._questions[index]
+        questions = [self._first(index, rng)]
+        if rng.random() < _DIALOGUE_SHARE:
+            questions.append(rng.choice([Question(), Question(rng.choice(self._follow_ups), is_open=False)]))
         temperature = rng.choices(_TEMPERATURES, _TEMPERATURE_WEIGHTS)[0]
-        return Request(question, temperature, rng.choice((160, 224, 288, 384)))
+        return Request(tuple(questions), temperature, rng.choices(_ANSWER_TOKENS, _ANSWER_WEIGHTS)[0])
+
+    def _first(self, index: int, rng: random.Random) -> Question:
+        kind = rng.choices(_KINDS, _KIND_WEIGHTS)[0]
+        if kind == "template" and index < len(self._templates):
+            # Each (template, topic) pair is used once: greedy answers to a repeated prompt are duplicates.
+            return Question(self._templates[index], is_open=False)
+        return Question(rng.choice(self._openings)) if kind == "opened" else Question()
 
 
 class GreedyQuestions:
@@ -70,7 +91,8 @@ class GreedyQuestions:
 
     def __init__(self, file: Path, max_answer_tokens: int) -> None:
         lines = file.read_text("utf-8").splitlines()
-        self._requests = [Request(json.loads(line)["turns"][0], 0.0, max_answer_tokens) for line in lines]
+        first_turns = [Question(json.loads(line)["turns"][0], is_open=False) for line in lines]
+        self._requests = [Request((question,), 0.0, max_answer_tokens) for question in first_turns]
 
     def __len__(self) -> int:
         return len(self._requests)

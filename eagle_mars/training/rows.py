@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
 
 from transformers import PreTrainedTokenizerBase
 
-from eagle_mars.training.prompts import Request, mentions_held_out_topic
+from eagle_mars.training.prompts import Question, Request, mentions_held_out_topic
 from eagle_mars.training.shards import Source
 
 MAX_QUESTION_TOKENS = 96
 _MIN_QUESTION_TOKENS = 4
 _QUESTION_TEMPERATURE = 0.85
 _LOOP_NGRAM = 16
-_SENTINEL = "QUESTION"
+_SENTINELS = ("FIRST", "ANSWER", "SECOND")
 
 
 class Fate(Enum):
@@ -29,19 +30,26 @@ class Fate(Enum):
 
 @dataclass(frozen=True)
 class ChatFrame:
-    """Token ids around a user's question: prefix + question + suffix is a prompt. stop: ids that end a turn."""
+    """Token ids of the chat template: prefix, question, suffix, answer, between, question, suffix, answer …
+
+    stop: ids that end a turn.
+    """
 
     prefix: list[int]
     suffix: list[int]
+    between: list[int]
     stop: frozenset[int]
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, stop: frozenset[int]) -> ChatFrame:
-        messages = [{"role": "user", "content": _SENTINEL}]
+        messages = [
+            {"role": role, "content": text}
+            for role, text in zip(("user", "assistant", "user"), _SENTINELS, strict=True)
+        ]
         text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-        before, after = text.split(_SENTINEL)
+        prefix, _, between, suffix = re.split("|".join(_SENTINELS), text)
         encode = partial(tokenizer.encode, add_special_tokens=False)
-        return cls(encode(before), encode(after), stop)
+        return cls(encode(prefix), encode(suffix), encode(between), stop)
 
 
 @dataclass
@@ -57,36 +65,60 @@ class Row:
     tokens: list[int] = field(default_factory=list)
     source: list[int] = field(default_factory=list)
     kind: Source = Source.QUESTION
+    _turn: int = 0
+    _turn_start: int = 0  # of the question or answer that is being written, its given words included
+    _complete: int = 0  # tokens up to the end of the last whole answer
 
     def __post_init__(self) -> None:
         self._extend(self.frame.prefix, Source.PROMPT)
-        if self.request.question is not None:
-            self._extend(self.tokenizer.encode(self.request.question, add_special_tokens=False), Source.PROMPT)
-            self._begin_answer(self.frame.suffix)
+        self._ask(self.request.questions[0])
 
     @property
     def temperature(self) -> float:
         return _QUESTION_TEMPERATURE if self.kind is Source.QUESTION else self.request.temperature
 
     def append(self, token: int) -> Fate:
-        """Take a drawn token. The end of a question that the target wrote is followed by the answer's prompt."""
+        """Take a drawn token. What ends a turn is followed by the template's tokens before the next one."""
         self._extend([token], self.kind)
-        drawn = self.tokens[self.source.index(self.kind) :]
-        if self.kind is not Source.QUESTION:
-            full = len(drawn) >= self.request.max_answer_tokens or len(self.tokens) >= self.max_length
-            return Fate.DONE if full or token in self.frame.stop or loops(drawn) else Fate.GOES_ON
-        closed = token in self.frame.stop or token == self.frame.suffix[0]
-        if not closed and len(drawn) < MAX_QUESTION_TOKENS:
+        written = self.tokens[self._turn_start :]
+        if self.kind is Source.QUESTION:
+            return self._after_question_token(written)
+        full = len(written) >= self.request.max_answer_tokens or len(self.tokens) >= self.max_length
+        if not (full or token in self.frame.stop or loops(written)):
             return Fate.GOES_ON
-        question = str(self.tokenizer.decode(drawn[:-1] if closed else drawn))
-        if len(drawn) < _MIN_QUESTION_TOKENS or mentions_held_out_topic(question):
-            return Fate.DROPPED
-        self._begin_answer(self.frame.suffix[1:] if closed else self.frame.suffix)
-        return Fate.GOES_ON
+        self._complete = len(self.tokens)
+        if token == self.frame.between[0] and self._turn + 1 < len(self.request.questions) and self._has_room():
+            self._turn += 1
+            self._extend(self.frame.between[1:], Source.PROMPT)
+            self._ask(self.request.questions[self._turn])
+            return Fate.GOES_ON
+        return Fate.DONE
+
+    def _after_question_token(self, written: list[int]) -> Fate:
+        closed = written[-1] in self.frame.stop or written[-1] == self.frame.suffix[0]
+        if not closed and len(written) < MAX_QUESTION_TOKENS:
+            return Fate.GOES_ON
+        question = str(self.tokenizer.decode(written[:-1] if closed else written))
+        if len(written) >= _MIN_QUESTION_TOKENS and not mentions_held_out_topic(question):
+            self._begin_answer(self.frame.suffix[1:] if closed else self.frame.suffix)
+            return Fate.GOES_ON
+        del self.tokens[self._complete :], self.source[self._complete :]
+        return Fate.DONE if self.tokens else Fate.DROPPED
+
+    def _has_room(self) -> bool:
+        longest = len(self.frame.between) + MAX_QUESTION_TOKENS + len(self.frame.suffix)
+        return len(self.tokens) + longest < self.max_length
+
+    def _ask(self, question: Question) -> None:
+        self.kind, self._turn_start = Source.QUESTION, len(self.tokens)
+        self._extend(self.tokenizer.encode(question.text, add_special_tokens=False), Source.PROMPT)
+        if not question.is_open:
+            self._begin_answer(self.frame.suffix)
 
     def _begin_answer(self, suffix: list[int]) -> None:
         self._extend(suffix, Source.PROMPT)
         self.kind = Source.GREEDY if self.request.temperature == 0 else Source.SAMPLED
+        self._turn_start = len(self.tokens)
 
     def _extend(self, ids: list[int], kind: Source) -> None:
         self.tokens += ids

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from eagle_mars.training.generate import Generator, generate_shards
-from eagle_mars.training.prompts import Request
+from eagle_mars.training.prompts import Question, Request
 from tests.tiny import VOCAB, tiny_model
 
 EOS = 1
@@ -17,11 +17,12 @@ TEMPLATE = "{% for m in messages %}<s>{{ m['content'] }}<e>{% endfor %}{% if add
 
 
 class ToyRequests:
-    """Every third question is given; temperatures alternate."""
+    """Every third question is given; temperatures alternate; every other request asks twice."""
 
     def __getitem__(self, index: int) -> Request:
-        question = f"abc{index}" if index % 3 == 0 else None
-        return Request(question, (0.0, 0.7, 1.0)[index % 3], 6 + index % 5)
+        first = Question(f"abc{index}", is_open=False) if index % 3 == 0 else Question("de" * (index % 2))
+        second = [Question("f", is_open=index % 4 > 0)] * (index % 2)
+        return Request((first, *second), (0.0, 0.7, 1.0)[index % 3], 6 + index % 5)
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 
@@ -11,7 +9,7 @@ from eagle_mars.draft.infer import capture_layers
 from eagle_mars.errors import ConfigError
 from eagle_mars.training import rows
 from eagle_mars.training.generate import Generator, generate_shards
-from eagle_mars.training.prompts import Request
+from eagle_mars.training.prompts import Question, Request
 from eagle_mars.training.shards import Source, read_shard
 from tests.training.conftest import EOS, ToyRequests
 
@@ -47,7 +45,7 @@ def test_states_and_greedy_text_are_the_targets_own(make_generator, target):
 
 
 def test_answers_end_at_the_stop_token_or_the_limit(make_generator):
-    for index, sequence in make_generator().run(iter(range(12))):
+    for index, sequence in make_generator().run(iter(range(0, 24, 2))):  # one question each
         if sequence is not None:
             answer = sequence.tokens[sequence.source >= Source.SAMPLED].tolist()
             assert EOS not in answer[:-1]
@@ -57,7 +55,8 @@ def test_answers_end_at_the_stop_token_or_the_limit(make_generator):
 def test_a_killed_run_continues_to_the_same_shards(make_generator, shards, tmp_path):
     resumed = tmp_path / "resumed"
     killed = generate_shards(make_generator(), resumed, n_shards=3, per_shard=6)
-    next(killed)
+    while next(killed).written is None:
+        pass
     killed.close()
     assert len(list(resumed.iterdir())) == 1
     for _ in generate_shards(make_generator(), resumed, n_shards=3, per_shard=6):
@@ -91,19 +90,6 @@ def test_a_question_on_a_held_out_topic_is_dropped(make_generator, monkeypatch):
     assert sorted(written_by_target) == [1, 2, 4, 5, 7, 8]
 
 
-@pytest.mark.parametrize(
-    ("answer", "loops"),
-    [
-        (list(range(64)), False),
-        ([1, 2, 3, 4] * 12, True),
-        (list(itertools.chain(range(16), range(30, 46), range(16), range(60, 76))), False),
-        (list(range(24)) * 4, True),
-    ],
-)
-def test_loops_are_noticed(answer, loops):
-    assert any(rows.loops(answer[: n + 1]) for n in range(len(answer))) is loops
-
-
 def test_too_short_a_length_is_refused(target, tokenizer):
     with pytest.raises(ConfigError, match="max_length 40"):
         Generator(target, tokenizer, ToyRequests(), max_length=40)
@@ -112,7 +98,7 @@ def test_too_short_a_length_is_refused(target, tokenizer):
 def test_a_prompt_that_does_not_fit_is_refused(target, tokenizer):
     class Long:
         def __getitem__(self, index: int) -> Request:
-            return Request("a" * 200, 0.0, 8)
+            return Request((Question("a" * 200, is_open=False),), 0.0, 8)
 
     with pytest.raises(ConfigError, match=r"Prompt 0 has 20\d tokens"):
         next(Generator(target, tokenizer, Long(), max_length=128).run(iter([0])))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from eagle_mars.training.prompts import GreedyQuestions, TrainingRequests, mentions_held_out_topic
+import pytest
+
+from eagle_mars.training.prompts import GreedyQuestions, Question, TrainingRequests, mentions_held_out_topic
 
 HELD_OUT = Path(__file__).parents[2] / "evaluation" / "data" / "heldout_chat.jsonl"
 
@@ -16,16 +18,25 @@ def test_every_held_out_prompt_names_a_held_out_topic():
     assert [p for p in prompts if not mentions_held_out_topic(p)] == []
 
 
-def test_no_training_question_names_one_and_none_repeats():
-    questions = [q for i in range(20_000) if (q := TRAINING[i].question) is not None]
-    assert len(questions) > 2000
-    assert [q for q in questions if mentions_held_out_topic(q)] == []
-    assert len(set(questions)) == len(questions)
+def test_no_given_question_names_one_and_no_first_one_repeats():
+    given = [q.text for i in range(20_000) for q in TRAINING[i].questions if q.text]
+    assert [text for text in given if mentions_held_out_topic(text)] == []
+    first = [q.text for i in range(20_000) if not (q := TRAINING[i].questions[0]).is_open]
+    assert len(first) > 2000
+    assert len(set(first)) == len(first)
 
 
-def test_most_questions_are_the_targets_own():
-    own = sum(TRAINING[i].question is None for i in range(4000)) / 4000
-    assert 0.62 < own < 0.68  # share .65; four standard errors of 4000 draws are .03
+def test_most_first_questions_are_the_targets_own():
+    first = [TRAINING[i].questions[0] for i in range(4000)]
+    # Four standard errors of 4000 draws are .03.
+    assert sum(q.is_open for q in first) / 4000 == pytest.approx(0.68, abs=0.03)
+    assert sum(q == Question() for q in first) / 4000 == pytest.approx(0.46, abs=0.03)
+
+
+def test_two_turns_and_long_answers_are_asked_for():
+    requests = [TRAINING[i] for i in range(4000)]
+    assert sum(len(r.questions) == 2 for r in requests) / 4000 == pytest.approx(0.4, abs=0.03)
+    assert sum(r.max_answer_tokens > 512 for r in requests) / 4000 == pytest.approx(0.15, abs=0.03)
 
 
 def test_requests_depend_on_seed_and_index_only():
