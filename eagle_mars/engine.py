@@ -12,7 +12,7 @@ from torch import Tensor
 
 from eagle_mars.config import DraftConfig, SamplingConfig, VerifyConfig
 from eagle_mars.draft.drafter import Drafter
-from eagle_mars.draft.head import Head
+from eagle_mars.draft.proposer import Proposer
 from eagle_mars.errors import LogitsError
 from eagle_mars.result import Provenance, Step, TokenScores
 from eagle_mars.sampling import CoinStream, History, draw
@@ -40,14 +40,14 @@ class Request:
 
 
 class Engine:
-    """Decodes one sequence at a time with a target and, for `speculate`, a draft head.
+    """Decodes one sequence at a time with a target and, for `speculate`, a draft head or a draft model.
 
     All state of a response lives in its generator: responses on one engine may interleave.
     verifier: `verify`, or something with its signature that watches it (the evaluation measures rules that way).
     """
 
     def __init__(
-        self, target: TargetModel, head: Head | None = None, verifier: Callable[..., Verdict] = verify
+        self, target: TargetModel, head: Proposer | None = None, verifier: Callable[..., Verdict] = verify
     ) -> None:
         self.target = target
         self.head = head
@@ -173,7 +173,7 @@ class _Response:
 class _Speculation(_Response):
     """A response whose cycles draft and verify a tree."""
 
-    features: Tensor  # [1, T, F] target features that the head hasn't seen yet,
+    features: Tensor | None  # [1, T, F] target features that the head hasn't seen yet; None if it reads none,
     tokens: Tensor  # [1, T] and the token after each of them
 
     def __init__(self, engine: Engine, ids: Tensor, request: Request) -> None:
@@ -187,9 +187,9 @@ class _Speculation(_Response):
     @torch.inference_mode()
     def prefill(self) -> Step:
         step, out = self.first_token(features=True)
-        assert out.features is not None  # they were asked for
         # What the head has yet to be fed; it waits until a tree is really needed, so the last cycle drafts nothing.
-        self.features, self.tokens = out.features, torch.cat((self.ids[:, 1:], self.root.unsqueeze(1)), dim=1)
+        fed = self.ids[:, self.drafter.head.first_row :]
+        self.features, self.tokens = out.features, torch.cat((fed, self.root.unsqueeze(1)), dim=1)
         return step
 
     @torch.inference_mode()
@@ -208,8 +208,7 @@ class _Speculation(_Response):
         host = unpack(verdict.pack(tree).cpu(), tree.max_depth)[0]  # the cycle's only device→host read
         host.raise_if_invalid()
         self.cache.commit([host.path])
-        assert out.features is not None  # forward_tree always taps
-        self.features = out.features[:, host.path]
+        self.features = None if out.features is None else out.features[:, host.path]
         self.root = verdict.next_token
         tokens = [*host.tokens, host.next_token]
         self.tokens = torch.tensor([tokens], device=self.target.device)

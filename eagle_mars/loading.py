@@ -13,9 +13,10 @@ from eagle_mars.errors import CheckpointError, ConfigError, UnsupportedTargetErr
 _HUB_OPTIONS = ("cache_dir", "local_files_only", "revision", "subfolder", "token", "trust_remote_code")
 
 
-def load_target(path: str | Path, **kwargs: Any) -> tuple[PreTrainedModel, Any]:
+def load_target(path: str | Path, role: str = "target", **kwargs: Any) -> tuple[PreTrainedModel, Any]:
     """The causal LM and the tokenizer at `path` (local directory or hub id), in the checkpoint's dtype by default.
 
+    role: what the model is for, as error messages say it.
     kwargs: passed to `AutoModelForCausalLM.from_pretrained` (dtype, device_map, ...; `torch_dtype` works as well).
     Raises CheckpointError if something is missing, unreadable or incomplete, UnsupportedTargetError for an
     encoder-decoder.
@@ -24,15 +25,15 @@ def load_target(path: str | Path, **kwargs: Any) -> tuple[PreTrainedModel, Any]:
     if path.startswith("~"):
         path = str(Path(path).expanduser())
     if path.startswith((".", "/")) and not Path(path).is_dir():
-        raise CheckpointError(f"there is no target at {path}: no such directory; correct the path or give a hub id.")
+        raise CheckpointError(f"there is no {role} at {path}: no such directory; correct the path or give a hub id.")
     hub = {name: kwargs[name] for name in _HUB_OPTIONS if name in kwargs}
     try:
         config = AutoConfig.from_pretrained(path, **hub)
     except Exception as error:  # transformers' strict configs raise a type of their own for a wrong field
-        raise CheckpointError(f"can't read the target's config at {path}: {_first_line(error)}") from error
+        raise CheckpointError(f"can't read the {role}'s config at {path}: {_first_line(error)}") from error
     if config.is_encoder_decoder:
         raise UnsupportedTargetError(
-            f"{path} is an encoder-decoder ({config.model_type}) and can't be a target: use a decoder-only causal LM."
+            f"{path} is an encoder-decoder ({config.model_type}) and can't be a {role}: use a decoder-only causal LM."
         )
     if "torch_dtype" in kwargs:
         kwargs["dtype"] = kwargs.pop("torch_dtype")
@@ -46,12 +47,12 @@ def load_target(path: str | Path, **kwargs: Any) -> tuple[PreTrainedModel, Any]:
     except ImportError:
         raise  # names the missing package itself
     except Exception as error:  # safetensors, torch and tokenizers each raise types of their own
-        raise CheckpointError(f"can't load the target at {path}: {_first_line(error)}") from error
+        raise CheckpointError(f"can't load the {role} at {path}: {_first_line(error)}") from error
     model, info = loaded
     bad = sorted({*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])})
     if bad:
         shown = ", ".join(bad[:4]) + (f" and {len(bad) - 4} more" if len(bad) > 4 else "")
-        raise CheckpointError(f"the target at {path} is incomplete: no fitting weights for {shown}; download it again.")
+        raise CheckpointError(f"the {role} at {path} is incomplete: no fitting weights for {shown}; download it again.")
     return model, tokenizer
 
 

@@ -14,8 +14,11 @@ from transformers import PreTrainedModel
 from eagle_mars.config import DraftConfig, SamplingConfig, VerifyConfig
 from eagle_mars.cpu import pack_linears
 from eagle_mars.draft.checkpoint import load_head
+from eagle_mars.draft.draft_model import DraftModel, holds_language_model, require_same_tokens
 from eagle_mars.draft.eagle3 import Eagle3Head
+from eagle_mars.draft.files import find_checkpoint
 from eagle_mars.draft.head import Head
+from eagle_mars.draft.proposer import Proposer
 from eagle_mars.eagle_api import EagleFunctions
 from eagle_mars.engine import Engine, Request
 from eagle_mars.errors import ConfigError
@@ -32,16 +35,17 @@ Prompt = str | Sequence[int] | Tensor
 
 
 class EaModel(EagleFunctions):
-    """A target with its draft head. All options of `generate` and `stream` are per call.
+    """A target with its draft head or draft model. All options of `generate` and `stream` are per call.
 
     Calls may interleave, but not run in several threads: a forward taps features through hooks on the shared model.
 
-    base_model: the unmodified Hugging Face model. ea_layer: the draft head. draft: the default tree.
+    base_model: the unmodified Hugging Face model. ea_layer: the draft head, or a `DraftModel`. draft: the default
+    tree.
     stop_ids: every id that ends a response. special_ids: what relaxation leaves alone by default.
     """
 
-    def __init__(self, base_model: PreTrainedModel, tokenizer: Any, ea_layer: Head, draft: DraftConfig) -> None:
-        self.target = TargetModel(base_model, ea_layer.config.capture_layers)
+    def __init__(self, base_model: PreTrainedModel, tokenizer: Any, ea_layer: Proposer, draft: DraftConfig) -> None:
+        self.target = TargetModel(base_model, ea_layer.capture_layers)
         self.base_model = base_model
         self.tokenizer = tokenizer
         self.ea_layer = ea_layer
@@ -67,6 +71,7 @@ class EaModel(EagleFunctions):
     ) -> Self:
         """Load target and head from local directories or hub ids.
 
+        ea_model_path may also hold a whole causal LM with the target's tokenizer, which then drafts by itself.
         total_token, depth, top_k: `DraftConfig`. kwargs go to the Hugging Face loader; the dtype is the checkpoint's
         unless given. The head's family is read from its tensors; `use_eagle3` is only checked against it. `threshold`
         is taken because EAGLE's scripts pass it; EAGLE doesn't use it either. cpu_pack: see `eagle_mars.cpu`.
@@ -77,19 +82,13 @@ class EaModel(EagleFunctions):
         draft = DraftConfig(total_token=total_token, depth=depth, top_k=top_k)
         base_model, tokenizer = load_target(base_model_path, **kwargs)
         target = TargetModel(base_model)
-        head = load_head(
-            ea_model_path,
-            target.config,
-            embed_tokens=target.embed_tokens,
-            lm_head=target.lm_head,
-            dtype=target.dtype,
-            device=next(target.layers[-1].parameters()).device,
-        )
+        head = _load_proposer(ea_model_path, target, tokenizer)
         if cpu_pack:
             pack_linears(base_model)
             pack_linears(head)
-            head.bind(target.embed_tokens, target.lm_head)
-        if use_eagle3 != isinstance(head, Eagle3Head):
+            if isinstance(head, Head):
+                head.bind(target.embed_tokens, target.lm_head)
+        if isinstance(head, Head) and use_eagle3 != isinstance(head, Eagle3Head):
             logger.warning(
                 "use_eagle3=%s, but %s holds an %s; using the latter", use_eagle3, ea_model_path, type(head).__name__
             )
@@ -239,6 +238,24 @@ class EaModel(EagleFunctions):
         if ids.min() < 0 or ids.max() >= vocab:
             raise ConfigError(f"the prompt holds ids outside 0..{vocab - 1}; use this target's tokenizer.")
         return ids
+
+
+def _load_proposer(path: str, target: TargetModel, tokenizer: Any) -> Proposer:
+    """Head or draft model, told apart by the tensors, in the target's dtype on the device of its last layer."""
+    device = target.layer_devices[-1]
+    if holds_language_model(find_checkpoint(path)):
+        model, own_tokenizer = load_target(path, role="draft model", dtype=target.dtype)
+        require_same_tokens(tokenizer, own_tokenizer, path)
+        model.to(device)
+        return DraftModel(model, target.config.vocab_size)
+    return load_head(
+        path,
+        target.config,
+        embed_tokens=target.embed_tokens,
+        lm_head=target.lm_head,
+        dtype=target.dtype,
+        device=device,
+    )
 
 
 def _stop_ids(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from eagle_mars import DraftConfig, EaModel, SamplingConfig, VerifyConfig
+from eagle_mars.causal_lm import refuse_unfit
 from eagle_mars.errors import CheckpointError, ConfigError, ContextLengthError, UnsupportedTargetError
-from eagle_mars.target import refuse_unfit
 from tests.tiny import tiny_model
 from tests.tiny_pair import save_head, save_tokenizer
 

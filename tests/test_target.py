@@ -6,8 +6,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from eagle_mars.causal_lm import refuse_unfit
 from eagle_mars.errors import ContextLengthError, UnsupportedTargetError
-from eagle_mars.target import TargetModel, check_context, refuse_unfit
+from eagle_mars.target import TargetModel, check_context
 from eagle_mars.tree import DraftTree
 from tests.tiny import FAMILIES, VOCAB, tiny_model
 

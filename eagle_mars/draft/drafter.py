@@ -1,4 +1,4 @@
-"""One request's drafting state: the head's key/value rows, and the trees grown on top of them."""
+"""One request's drafting state: the proposer's key/value rows, and the trees grown on top of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from eagle_mars.config import DraftConfig
 from eagle_mars.draft.grow import grow
-from eagle_mars.draft.head import Head, KeyValue
+from eagle_mars.draft.proposer import KeyValue, Proposer
 from eagle_mars.errors import ConfigError
 from eagle_mars.tree import DraftTree
 
@@ -16,19 +16,19 @@ _HEADROOM = 256  # rows to spare in the first buffer, so that short answers neve
 
 
 class Drafter:
-    """Drafts for `batch` sequences of equal length with a shared, stateless head.
+    """Drafts for `batch` sequences of equal length with a shared, stateless proposer.
 
-    Row t pairs the target's feature of position t with token t + 1 and sits at rotary position t, so a sequence of L
-    tokens, the newest included, has L - 1 rows. Draft rows go behind the real ones and are overwritten by the next
-    `extend`: a cycle neither copies nor allocates key/value memory.
+    A head's row t pairs the target's feature of position t with token t + 1 and sits at rotary position t, so a
+    sequence of L tokens, the newest included, has L - 1 rows; a draft model has a row per token. Draft rows go behind
+    the real ones and are overwritten by the next `extend`: a cycle neither copies nor allocates key/value memory.
 
-    Raises ConfigError if `config.top_k` is more than the head's draft vocabulary.
+    Raises ConfigError if `config.top_k` is more than the draft vocabulary.
     """
 
-    def __init__(self, head: Head, config: DraftConfig, batch: int = 1) -> None:
-        if config.top_k > head.config.draft_vocab_size:
+    def __init__(self, head: Proposer, config: DraftConfig, batch: int = 1) -> None:
+        if config.top_k > head.draft_vocab_size:
             raise ConfigError(
-                f"top_k={config.top_k} is more than the draft vocabulary of {head.config.draft_vocab_size} tokens; "
+                f"top_k={config.top_k} is more than the draft vocabulary of {head.draft_vocab_size} tokens; "
                 "lower top_k."
             )
         self.head = head
@@ -42,22 +42,27 @@ class Drafter:
         self._device, self._dtype = parameter.device, parameter.dtype
 
     @torch.no_grad()
-    def extend(self, features: Tensor, next_tokens: Tensor) -> None:
+    def extend(self, features: Tensor | None, next_tokens: Tensor) -> None:
         """Append real rows: the whole prompt first, then root and accepted drafts of every cycle.
 
-        features: [B, T, F] target features. next_tokens: [B, T] int64, the token after each of them; the last one is
-        the root of the next tree. T >= 1.
+        features: [B, T, F] target features; None for a draft model. next_tokens: [B, T] int64, the token after each of
+        them, a draft model's from the prompt's first on; the last one is the root of the next tree. T >= 1.
         """
-        features = features.to(device=self._device, dtype=self._dtype)
         next_tokens = next_tokens.to(self._device)
-        self._reserve(self.rows + features.shape[1])
-        for piece, tokens in zip(features.split(_CHUNK, dim=1), next_tokens.split(_CHUNK, dim=1), strict=True):
+        self._reserve(self.rows + next_tokens.shape[1])
+        for offset, tokens in zip(
+            range(0, next_tokens.shape[1], _CHUNK), next_tokens.split(_CHUNK, dim=1), strict=True
+        ):
+            x = None
+            if features is not None:
+                piece = features[:, offset : offset + _CHUNK]
+                x = self.head.fuse(piece.to(device=self._device, dtype=self._dtype))
             end = self.rows + tokens.shape[1]
             positions = torch.arange(self.rows, end, device=self._device).expand_as(tokens)
             mask = None
             if self.rows:
                 mask = (torch.arange(end, device=self._device) <= positions.unsqueeze(-1)).unsqueeze(1)
-            output = self.head(self.head.fuse(piece), tokens, positions, mask, self._cache, self.rows)
+            output = self.head(x, tokens, positions, mask, self._cache, self.rows)
             self._output, self.rows = output[:, -1:], end
 
     @torch.no_grad()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from eagle_mars.draft.head import Head, KeyValue
+from eagle_mars.draft.head import Head
 from eagle_mars.draft.layers import MLP, Attention, HeadConfig, RMSNorm
+from eagle_mars.draft.proposer import KeyValue
 
 
 class Eagle1Layer(nn.Module):

@@ -11,7 +11,7 @@ from zipfile import is_zipfile
 
 import torch
 from huggingface_hub import snapshot_download
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -63,6 +63,24 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def tensor_names(directory: Path) -> set[str]:
+    """Names of all tensors of a checkpoint, without reading their values where the format allows.
+
+    Raises CheckpointError like `read_tensors`.
+    """
+    single = directory / _WEIGHTS[0]
+    if single.is_file():
+        try:
+            with safe_open(single, "pt") as file:
+                return set(file.keys())
+        except (OSError, SafetensorError) as error:
+            raise _unreadable(single, error) from error
+    for name in _WEIGHTS:
+        if name.endswith(".json") and (directory / name).is_file():
+            return set(_weight_map(directory / name))
+    return set(read_tensors(directory))
+
+
 def read_tensors(directory: Path) -> dict[str, Tensor]:
     """Every tensor of a head, on the CPU, memory-mapped where the format allows.
 
@@ -75,14 +93,20 @@ def read_tensors(directory: Path) -> dict[str, Tensor]:
             continue
         if path.suffix != ".json":
             return _read_file(path)
-        shards = read_json(path).get("weight_map")
-        if not isinstance(shards, dict):
-            raise CheckpointError(f"{path} has no weight_map; fetch it again.")
+        shards = _weight_map(path)
         tensors: dict[str, Tensor] = {}
         for shard in sorted(set(shards.values())):
             tensors |= _read_file(directory / shard)
         return tensors
     raise CheckpointError(f"{directory} holds no weights; expected {_WEIGHTS[0]} or {_WEIGHTS[2]}.")
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Tensor name → file of a checkpoint in shards."""
+    shards = read_json(index).get("weight_map")
+    if not isinstance(shards, dict):
+        raise CheckpointError(f"{index} has no weight_map; fetch it again.")
+    return shards
 
 
 def _read_file(path: Path) -> dict[str, Tensor]:
@@ -92,10 +116,14 @@ def _read_file(path: Path) -> dict[str, Tensor]:
         # Files of torch < 1.6 are no zip archives, and only archives can be mapped.
         tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
     except (OSError, EOFError, RuntimeError, ValueError, SafetensorError, UnpicklingError) as error:
-        reason = str(error).strip().split("\n")[0].rstrip(".")
-        raise CheckpointError(
-            f"{path} can't be read ({reason}); the file is missing, truncated or damaged: fetch it again."
-        ) from error
+        raise _unreadable(path, error) from error
     if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
         raise CheckpointError(f"{path} must hold a dictionary of tensors (a state_dict).")
     return tensors
+
+
+def _unreadable(path: Path, error: Exception) -> CheckpointError:
+    reason = str(error).strip().split("\n")[0].rstrip(".")
+    return CheckpointError(
+        f"{path} can't be read ({reason}); the file is missing, truncated or damaged: fetch it again."
+    )

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from eagle_mars.config import DraftConfig
-from eagle_mars.draft.head import Head, KeyValue
+from eagle_mars.draft.proposer import KeyValue, Proposer
 from eagle_mars.tree import DraftTree
 
 
@@ -30,7 +30,9 @@ class Pool:
     scores: Tensor
 
 
-def grow(head: Head, cache: list[KeyValue], rows: int, root: Tensor, output: Tensor, config: DraftConfig) -> DraftTree:
+def grow(
+    head: Proposer, cache: list[KeyValue], rows: int, root: Tensor, output: Tensor, config: DraftConfig
+) -> DraftTree:
     """Draft a tree of `config.total_token` nodes under `root`.
 
     cache: the head's key/value buffers, `rows` real rows followed by scratch space for depth * top_k draft rows.
@@ -40,7 +42,9 @@ def grow(head: Head, cache: list[KeyValue], rows: int, root: Tensor, output: Ten
     return _select(pool, config)
 
 
-def _expand(head: Head, cache: list[KeyValue], rows: int, root: Tensor, output: Tensor, config: DraftConfig) -> Pool:
+def _expand(
+    head: Proposer, cache: list[KeyValue], rows: int, root: Tensor, output: Tensor, config: DraftConfig
+) -> Pool:
     batch, k, device = root.shape[0], config.top_k, root.device
     logprob, tokens = _best_children(head, output, k)
     # Beam: the k candidates that the next step expands, best first.
@@ -78,7 +82,7 @@ def _expand(head: Head, cache: list[KeyValue], rows: int, root: Tensor, output: 
     return Pool(torch.cat(all_tokens, 1), torch.cat(parents, 1), torch.cat(all_logprob, 1), torch.cat(all_scores, 1))
 
 
-def _best_children(head: Head, output: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def _best_children(head: Proposer, output: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k likeliest next tokens of each row, best first: log-probabilities in fp32 and target ids, both [B, T, k].
 
     Top-k on the logits and one normaliser give the same as a log-softmax over the vocabulary, for less, and never more

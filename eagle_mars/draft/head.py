@@ -1,18 +1,17 @@
-"""What the drafter asks of a head, whichever EAGLE family it is of."""
+"""What EAGLE heads of all families share: features in, and modules borrowed from the target."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 
 import torch
 from torch import Tensor, nn
 
 from eagle_mars.draft.layers import HeadConfig, Rotary
+from eagle_mars.draft.proposer import KeyValue, Proposer
 
-KeyValue = tuple[Tensor, Tensor]
 
-
-class Head(nn.Module, ABC):
+class Head(Proposer):
     """One decoder layer or a few, fed with (feature of position t, embedding of token t + 1) at rotary position t.
 
     The embedding, and for EAGLE-1/2 the output projection, belong to the target: `bind` borrows the modules, so a
@@ -21,6 +20,7 @@ class Head(nn.Module, ABC):
 
     config: HeadConfig
     embed_tokens: nn.Module | None  # set only when the checkpoint brings its own embedding
+    first_row = 1
 
     def __init__(self, config: HeadConfig, own_embedding: bool) -> None:
         super().__init__()
@@ -45,34 +45,19 @@ class Head(nn.Module, ABC):
         return self._borrowed
 
     @property
+    def capture_layers(self) -> tuple[int, ...]:
+        return self.config.capture_layers
+
+    @property
+    def draft_vocab_size(self) -> int:
+        return self.config.draft_vocab_size
+
+    @property
     @abstractmethod
     def num_layers(self) -> int:
         """Decoder layers, each with a key/value buffer of its own."""
 
-    @abstractmethod
-    def fuse(self, features: Tensor) -> Tensor:
-        """Target features [B, T, feature_size] → the feature stream [B, T, H] that `forward` takes."""
-
-    @abstractmethod
-    def forward(
-        self, x: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: list[KeyValue], start: int
-    ) -> Tensor:
-        """One pass over T rows → [B, T, H]: the recursive feature of the next level.
-
-        x: [B, T, H] feature stream. tokens: [B, T] target ids. positions: [B, T] rotary positions.
-        mask, start: as `Attention.forward`. cache: one (keys, values) pair per layer.
-        """
-
-    @abstractmethod
-    def logits(self, output: Tensor) -> Tensor:
-        """`forward`'s output [B, T, H] → draft logits [B, T, draft_vocab_size]."""
-
-    def to_target(self, draft_ids: Tensor) -> Tensor:
-        """Ids in the draft vocabulary → target ids, same shape."""
-        return draft_ids
-
     def allocate(self, batch: int, capacity: int) -> list[KeyValue]:
-        """Key/value buffers for `capacity` rows, in the head's dtype and on its device."""
         parameter = next(self.parameters())
         shape = (batch, self.config.num_kv_heads, capacity, self.config.head_dim)
         return [

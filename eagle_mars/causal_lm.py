@@ -1,0 +1,124 @@
+"""What target and draft model share: any Hugging Face causal LM whose attention takes a 4-D mask, used as it is."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
+
+from eagle_mars.errors import UnsupportedTargetError
+
+
+class CausalLM:
+    """An unmodified `AutoModelForCausalLM` and the arguments of one forward with explicit positions and mask.
+
+    Raises UnsupportedTargetError, with the reason, when a draft tree can't be fed to this model.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        refuse_unfit(model)
+        self.model = model.eval()
+        self.config = model.config.get_text_config()
+        self.decoder: nn.Module = model.get_decoder()
+        self.layers: nn.ModuleList = self.decoder.layers
+        parameters = inspect.signature(model.forward).parameters
+        # transformers renamed the keyword in 5.1x; `past_key_values` may survive there as a deprecated alias.
+        self._cache_keyword = "cache" if "cache" in parameters else "past_key_values"
+        self._wants_bool_mask = self.config._attn_implementation == "sdpa"
+
+    @property
+    def device(self) -> torch.device:
+        """Where token ids go in: the device of the embedding."""
+        return next(self.embed_tokens.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+    @property
+    def embed_tokens(self) -> nn.Module:
+        return self.model.get_input_embeddings()
+
+    @property
+    def lm_head(self) -> nn.Module:
+        return self.model.get_output_embeddings()
+
+    @property
+    def max_context(self) -> int:
+        """Positions that the model was made for (`max_position_embeddings`)."""
+        return int(self.config.max_position_embeddings)
+
+    @property
+    def kv_heads(self) -> int:
+        return getattr(self.config, "num_key_value_heads", None) or self.config.num_attention_heads
+
+    @property
+    def head_dim(self) -> int:
+        return getattr(self.config, "head_dim", None) or self.config.hidden_size // self.config.num_attention_heads
+
+    @property
+    def layer_devices(self) -> tuple[torch.device, ...]:
+        return tuple(next(layer.parameters()).device for layer in self.layers)
+
+    def arguments(self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: Cache) -> dict[str, Any]:
+        """Keywords for a forward of the model or of its decoder.
+
+        ids, positions: [B, T]. mask: [B, 1, T, rows] bool, True is visible; None is causal from the first row.
+        """
+        if mask is not None and not self._wants_bool_mask:  # eager attention adds its mask
+            additive = torch.zeros(mask.shape, dtype=self.dtype, device=mask.device)
+            mask = additive.masked_fill_(~mask, torch.finfo(self.dtype).min)
+        return {
+            "input_ids": ids,
+            "attention_mask": mask,
+            "position_ids": positions,
+            "use_cache": True,
+            self._cache_keyword: cache,
+        }
+
+
+def refuse_unfit(model: PreTrainedModel) -> None:
+    """Raise UnsupportedTargetError with the reason if a draft tree can't be verified on `model`."""
+    name = type(model).__name__
+    config = model.config.get_text_config()
+    reason = _why_unfit(model, config)
+    if reason:
+        raise UnsupportedTargetError(f"{name} can't be a target: {reason}.")
+
+
+def _why_unfit(model: PreTrainedModel, config: Any) -> str | None:
+    if model.config.is_encoder_decoder:
+        return "it is an encoder-decoder; use a decoder-only causal LM"
+    if any(parameter.device.type == "meta" for parameter in model.parameters()):
+        return "parts of it are offloaded, so they have no device; use a smaller dtype or more devices"
+    if model.get_output_embeddings() is None:
+        return "it has no language-model head; load it with AutoModelForCausalLM"
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if "chunked_attention" in kinds:
+        return "its attention works in chunks, which a tree would cross"
+    if getattr(model, "_is_stateful", False) or kinds - {"full_attention", "sliding_attention"}:
+        return "it has recurrent or linear-attention layers, whose state can't follow the branches of a tree"
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    windowed = not kinds or "sliding_attention" in kinds
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is None:
+        return "its config has no max_position_embeddings, so its context length is unknown"
+    if window is not None and windowed and window < limit:
+        return (
+            f"its attention uses a sliding window of {window} tokens; "
+            "load it with sliding_window=None if the checkpoint allows full attention"
+        )
+    decoder = model.get_decoder()
+    if not isinstance(getattr(decoder, "layers", None), nn.ModuleList):
+        return "its decoder has no `layers` to take features from"
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        return "its forward takes no position_ids, so tree nodes can't be placed"
+    if config._attn_implementation not in ("sdpa", "eager"):
+        return (
+            f'its attention "{config._attn_implementation}" takes no 4-D mask; load it with attn_implementation="sdpa"'
+        )
+    return None
