@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from threading import Condition
 from time import monotonic
 from typing import Literal
@@ -71,25 +71,24 @@ class Response:
             yield pieces
 
     async def __aiter__(self) -> AsyncIterator[tuple[Piece, ...]]:
-        loop, changed = asyncio.get_running_loop(), asyncio.Event()
-        with self._changed:
-            self._wake = lambda: loop.call_soon_threadsafe(changed.set)
-        while True:
-            changed.clear()
-            with self._changed:
-                pieces = self._take() if self._has_news() else ()
-            if pieces is None:
-                return
-            if pieces:
+        async for _, pieces in merged([self]):
+            if pieces is not None:
                 yield pieces
-            else:
-                await changed.wait()
+
+    def poll(self) -> tuple[Piece, ...] | None:
+        """What is ready now, maybe nothing; None at the end. Raises what decoding raised."""
+        with self._changed:
+            return self._take() if self._has_news() else ()
+
+    def on_change(self, wake: Callable[[], object]) -> None:
+        """Call `wake`, from any thread, whenever `poll` may have something new."""
+        with self._changed:
+            self._wake = wake
 
     def _has_news(self) -> bool:
         return bool(self._ready) or self.outcome is not None or self._cancelled
 
     def _take(self) -> tuple[Piece, ...] | None:
-        """Everything that is ready; None at the end."""
         if self._ready and not self._cancelled:
             pieces = tuple(piece for cycle in self._ready for piece in cycle)
             self._ready.clear()
@@ -135,3 +134,23 @@ class Response:
                 self._wake()
             except RuntimeError:  # the client's event loop is closed: nobody will ever read this
                 self._cancelled, self._wake = True, None
+
+
+async def merged(responses: Sequence[Response]) -> AsyncIterator[tuple[int, tuple[Piece, ...] | None]]:
+    """(index, pieces) of several responses as they come, and (index, None) when one has ended."""
+    loop, changed = asyncio.get_running_loop(), asyncio.Event()
+    for response in responses:
+        response.on_change(lambda: loop.call_soon_threadsafe(changed.set))
+    running = dict(enumerate(responses))
+    while running:
+        changed.clear()
+        news = False
+        for index, response in tuple(running.items()):
+            pieces = response.poll()
+            if pieces is None:
+                del running[index]
+            if pieces != ():
+                news = True
+                yield index, pieces
+        if not news:  # else there may be more already, of which no call will tell
+            await changed.wait()

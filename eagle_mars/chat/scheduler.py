@@ -17,6 +17,14 @@ class QueueFullError(EagleMarsError):
     """Every place in the queue is taken: try again later."""
 
 
+class ClosedError(EagleMarsError):
+    """The service is shutting down."""
+
+
+class DecodingError(EagleMarsError):
+    """Decoding failed for a reason that isn't the client's; the log has it."""
+
+
 class Scheduler:
     """Runs responses first come, first served; those that run share the engine in turns of one cycle.
 
@@ -38,11 +46,11 @@ class Scheduler:
         self._thread.start()
 
     def submit(self, response: Response) -> None:
-        """Append to the queue. Raises QueueFullError."""
+        """Append to the queue. Raises QueueFullError, ClosedError."""
         with self._changed:
             self._drop_cancelled()
             if self._closed:
-                raise QueueFullError("the server is shutting down; try again elsewhere or later.")
+                raise ClosedError("the server is shutting down; try again later.")
             if self.active + self.waiting >= self.max_active + self.max_waiting:
                 raise QueueFullError(f"{self.active + self.waiting} requests are queued already; try again later.")
             self._waiting.append(response)
@@ -96,7 +104,8 @@ class Scheduler:
             response.end("failed", error)
         except Exception as error:
             logger.exception("a request failed while decoding")
-            response.end("failed", error)
+            failure = DecodingError(f"decoding failed with {type(error).__name__}; the server's log says why.")
+            response.end("failed", failure)
         self._ended(response)
         return False
 

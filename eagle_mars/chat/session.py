@@ -70,6 +70,7 @@ class ChatService:
         self.limits.check(self.verify, model.draft)
         self.default_max_new_tokens = default_max_new_tokens
         self.scheduler = Scheduler(max_active, max_waiting, on_end)
+        self._token_texts: dict[int, str] = {}
         self._tokenizer_lock = Lock()  # Hugging Face's fast tokenizers may change their state while they encode
 
     @property
@@ -87,6 +88,12 @@ class ChatService:
         with self._tokenizer_lock:
             return self.model.tokenizer(prompt).input_ids
 
+    def token_text(self, token_id: int) -> str:
+        """The text of one token alone; a replacement character where it is part of a character."""
+        if token_id not in self._token_texts:
+            self._token_texts[token_id] = self.model.tokenizer.decode([token_id], clean_up_tokenization_spaces=False)
+        return self._token_texts[token_id]
+
     def chat(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions) -> Response:
         """`submit` for a conversation."""
         return self.submit(self.chat_ids(messages), options)
@@ -94,7 +101,8 @@ class ChatService:
     def submit(self, ids: Sequence[int], options: ChatOptions) -> Response:
         """Queue the response to `ids`.
 
-        Raises ConfigError for unusable or forbidden options, ContextLengthError, QueueFullError.
+        Raises ConfigError for unusable or forbidden options, ContextLengthError, QueueFullError,
+        ClosedError.
         """
         verify, draft = options.verify or self.verify, options.draft or self.model.draft
         self.limits.check(verify, draft)
