@@ -23,10 +23,13 @@ class CacheLayout:
 
 
 class TreeCache(Cache):
-    """A `transformers.Cache` whose rows behind `committed` are a draft tree until `commit` keeps a path of them.
+    """A `transformers.Cache` whose rows behind the committed ones are a draft tree until `commit` keeps a path of them.
 
     All layers of a device share one buffer [layers, 2, B, kv_heads, capacity, head_dim], so that compaction is one
-    copy per device. The buffer grows geometrically up to `max_length` rows; lengths live on the host.
+    copy per device. The buffer grows geometrically up to `max_length` rows; lengths live on the host. Sequences may
+    have different lengths: each one's rows start at 0, without gaps, and `tree_mask` hides what lies behind its own.
+
+    lengths: committed rows of each sequence in use; `drop` and `join` change how many of the `batch` places are.
     """
 
     def __init__(self, layout: CacheLayout, batch: int, max_length: int, capacity: int = 256) -> None:
@@ -34,8 +37,9 @@ class TreeCache(Cache):
         self.layout = layout
         self.batch = batch
         self.max_length = max_length
-        self.committed = 0
-        self._filled = [0] * len(layout.devices)
+        self.lengths = [0] * batch
+        self._pending = [0] * len(layout.devices)  # rows appended since the last commit, per layer
+        self._columns: dict[tuple[int, int, torch.device], Tensor] = {}
         self._mask: Tensor | None = None
         self._masked_from = 0
         self._buffers: dict[torch.device, Tensor] = {}
@@ -45,6 +49,16 @@ class TreeCache(Cache):
     @property
     def capacity(self) -> int:
         return self._views[0][0].shape[2]
+
+    @property
+    def committed(self) -> int:
+        """Committed rows of the longest sequence."""
+        return max(self.lengths, default=0)
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all sequences have the same length."""
+        return len(set(self.lengths)) == 1
 
     def reserve(self, rows: int) -> None:
         """Make room for `rows` more rows behind the committed ones, or refuse before anything is written.
@@ -63,10 +77,11 @@ class TreeCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Append rows [B, kv_heads, T, head_dim] to a layer; returns everything that the layer holds, as views."""
+        """Append rows [B, kv_heads, T, head_dim] to a layer, behind each sequence's own; returns all that it holds."""
         keys, values = self._views[layer_idx]
-        start = self._filled[layer_idx]
-        end = start + key_states.shape[2]
+        start = self.committed + self._pending[layer_idx]
+        rows = key_states.shape[2]
+        end = start + rows
         if end > self.capacity:
             self.reserve(end - self.committed)
             keys, values = self._views[layer_idx]
@@ -75,45 +90,83 @@ class TreeCache(Cache):
                 f"layer {layer_idx} writes keys {tuple(key_states.shape)} and values {tuple(value_states.shape)}, but "
                 f"its config promises {keys.shape[1]} heads of {keys.shape[3]}; such a target is not supported."
             )
-        keys[:, :, start:end] = key_states
-        values[:, :, start:end] = value_states
-        self._filled[layer_idx] = end
+        keys, values = keys[: len(self.lengths)], values[: len(self.lengths)]
+        if self.uniform:
+            keys[:, :, start:end] = key_states
+            values[:, :, start:end] = value_states
+        else:
+            columns = self._columns_behind(self._pending[layer_idx], rows, keys.device)
+            sequences = torch.arange(len(self.lengths), device=keys.device).unsqueeze(1)
+            keys[sequences, :, columns] = key_states.transpose(1, 2)
+            values[sequences, :, columns] = value_states.transpose(1, 2)
+        self._pending[layer_idx] += rows
         return keys[:, :, :end], values[:, :, :end]
 
     def commit(self, paths: list[list[int]] | None = None) -> None:
         """Keep rows of what was appended since the last commit; None keeps all of it.
 
-        paths: per sequence, row offsets in ascending order and the same number for each. Source and target rows may
-        overlap ([0, 2, 5] is written to 0, 1, 2): the rows are gathered before any is written.
+        paths: per sequence, row offsets in ascending order. Source and target rows may overlap ([0, 2, 5] is written
+        to 0, 1, 2): the rows are gathered before any is written.
         """
-        start = self.committed
         if paths is None:
-            self.committed = self._filled[0]
-            return
-        keep = len(paths[0])
-        if any(path != list(range(keep)) for path in paths):
-            for buffer in self._buffers.values():
-                for row, path in enumerate(paths):  # sequences, not nodes: each has its own path
+            paths = [list(range(self._pending[0]))] * len(self.lengths)
+        for row, path in enumerate(paths):  # sequences, not nodes: each has its own path
+            start, keep = self.lengths[row], len(path)
+            if path != list(range(keep)):
+                for buffer in self._buffers.values():
                     source = torch.tensor(path, device=buffer.device) + start
                     rows = buffer[:, :, row]
                     rows[..., start : start + keep, :] = rows.index_select(-2, source)
-        self.committed = start + keep
-        self._filled = [self.committed] * len(self._filled)
+            self.lengths[row] = start + keep
+        self._forget_pending()
+
+    def join(self, other: TreeCache) -> None:
+        """Copy the only sequence of `other` into a free place, behind the sequences in use.
+
+        Raises ContextLengthError if it is longer than `max_length`.
+        """
+        row, length = len(self.lengths), other.committed
+        if row == self.batch:
+            raise RuntimeError("every place of this cache is in use; drop a sequence first")
+        self.lengths.append(0)
+        self.reserve(max(length - self.committed, 0))
+        for device, buffer in self._buffers.items():
+            buffer[:, :, row, :, :length] = other._buffers[device][:, :, 0, :, :length]
+        self.lengths[row] = length
+
+    def drop(self, row: int) -> None:
+        """Free the place of a sequence; the last one in use moves into it."""
+        last = len(self.lengths) - 1
+        if row != last:
+            length = self.lengths[last]
+            for buffer in self._buffers.values():
+                buffer[:, :, row, :, :length] = buffer[:, :, last, :, :length]
+            self.lengths[row] = length
+        self.lengths.pop()
+        self._forget_pending()
 
     def reset(self) -> None:
-        """Forget every row; the memory is kept for the next sequence."""
-        self.committed = 0
-        self._filled = [0] * len(self._filled)
+        """Forget every row; the memory is kept for the next sequences."""
+        self.lengths = [0] * self.batch
+        self._forget_pending()
+
+    def positions(self, offsets: Tensor) -> Tensor:
+        """offsets [B, T], counted from each sequence's first row that isn't committed → positions [B, T]."""
+        if self.uniform:
+            return self.committed + offsets
+        return torch.tensor(self.lengths, device=offsets.device).unsqueeze(1) + offsets
 
     def tree_mask(self, ancestors: Tensor) -> Tensor:
         """ancestors [B, M, M] bool → [B, 1, M, committed + M] bool, True is visible: the prefix and the ancestors.
 
-        A view into one buffer of which only the tree's columns change, so that no cycle does O(length) work here.
-        Valid until the next call.
+        With sequences of one length, a view into one buffer of which only the tree's columns change, so that no cycle
+        does O(length) work here; valid until the next call.
         """
         batch, nodes, _ = ancestors.shape
+        if not self.uniform:
+            return self._ragged_mask(ancestors)
         mask = self._mask
-        if mask is None or mask.shape[2] != nodes or mask.shape[3] < self.committed + nodes:
+        if mask is None or mask.shape[0] != batch or mask.shape[2] != nodes or mask.shape[3] < self.committed + nodes:
             mask = torch.ones(batch, 1, nodes, self.capacity + nodes, dtype=torch.bool, device=ancestors.device)
         else:
             mask[..., self._masked_from : self._masked_from + nodes] = True
@@ -121,8 +174,27 @@ class TreeCache(Cache):
         self._mask, self._masked_from = mask, self.committed
         return mask[..., : self.committed + nodes]
 
+    def _ragged_mask(self, ancestors: Tensor) -> Tensor:
+        batch, nodes, _ = ancestors.shape
+        lengths = torch.tensor(self.lengths, device=ancestors.device).view(batch, 1, 1)
+        seen = torch.arange(self.committed + nodes, device=ancestors.device) < lengths
+        columns = self._columns_behind(0, nodes, ancestors.device).unsqueeze(1).expand(batch, nodes, nodes)
+        return seen.expand(batch, nodes, -1).scatter(2, columns, ancestors).unsqueeze(1)
+
+    def _columns_behind(self, pending: int, rows: int, device: torch.device) -> Tensor:
+        """[B, rows] int64: where each sequence's next rows go. The same for all layers of a forward, so it is kept."""
+        key = (pending, rows, device)
+        if key not in self._columns:
+            starts = torch.tensor(self.lengths, device=device).unsqueeze(1) + pending
+            self._columns[key] = starts + torch.arange(rows, device=device)
+        return self._columns[key]
+
+    def _forget_pending(self) -> None:
+        self._pending = [0] * len(self._pending)
+        self._columns.clear()
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self._filled[layer_idx]
+        return self.committed + self._pending[layer_idx]
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
         return self.max_length
@@ -133,9 +205,11 @@ class TreeCache(Cache):
         for device in dict.fromkeys(layout.devices):
             layers = layout.devices.count(device)
             shape = (layers, 2, self.batch, layout.kv_heads, capacity, layout.head_dim)
-            buffer = torch.empty(shape, dtype=layout.dtype, device=device)
+            # Shorter sequences read, masked, what lies behind their rows: it must be finite, 0 * NaN is NaN.
+            make = torch.empty if self.batch == 1 else torch.zeros
+            buffer = make(shape, dtype=layout.dtype, device=device)
             if device in old:
-                kept = max(self._filled)
+                kept = self.committed + max(self._pending)
                 buffer[..., :kept, :] = old[device][..., :kept, :]
             self._buffers[device] = buffer
         taken = dict.fromkeys(self._buffers, 0)

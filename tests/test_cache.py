@@ -113,3 +113,63 @@ def test_tree_mask_shows_the_prefix_and_the_ancestors_only() -> None:
         assert torch.equal(mask[:, 0, :, cache.committed :], ancestors)
         append(cache, [0.0, 0.0])
         cache.commit([[0, 1]])
+
+
+def ragged(lengths: list[int], places: int = 3) -> TreeCache:
+    """A cache whose sequences came one by one; sequence b holds 10 * b, 10 * b + 1, ..."""
+    cache = make(batch=places)
+    for _ in range(places):
+        cache.drop(0)
+    for row, length in enumerate(lengths):
+        single = make()
+        append(single, [10.0 * row + i for i in range(length)])
+        single.commit()
+        cache.join(single)
+    return cache
+
+
+def append_each(cache: TreeCache, values: list[list[float]]) -> None:
+    rows = torch.tensor(values).view(len(values), 1, -1, 1).expand(-1, HEADS, -1, DIM)
+    for layer in range(LAYERS):
+        cache.update(rows + 100 * layer, -rows, layer)
+
+
+def held(cache: TreeCache, layer: int = 2) -> list[list[float]]:
+    keys = cache._views[layer][0] - 100 * layer
+    return [keys[row, 0, :length, 0].tolist() for row, length in enumerate(cache.lengths)]
+
+
+def test_sequences_of_different_lengths_grow_behind_their_own_rows() -> None:
+    cache = ragged([3, 1, 2])
+    append_each(cache, [[50.0, 51.0, 52.0], [60.0, 61.0, 62.0], [70.0, 71.0, 72.0]])
+    cache.commit([[0, 2], [0], [0, 1, 2]])
+    assert held(cache) == [[0.0, 1.0, 2.0, 50.0, 52.0], [10.0, 60.0], [20.0, 21.0, 70.0, 71.0, 72.0]]
+    append_each(cache, [[1.5], [2.5], [3.5]])
+    cache.commit()
+    assert [rows[-1] for rows in held(cache)] == [1.5, 2.5, 3.5]
+
+
+def test_a_sequence_leaves_and_another_takes_its_place() -> None:
+    cache = ragged([3, 1, 2])
+    cache.drop(0)
+    assert held(cache) == [[20.0, 21.0], [10.0]]
+    single = make()
+    append(single, [float(i) for i in range(30)])  # longer than the cache was: it grows
+    single.commit()
+    cache.join(single)
+    assert held(cache) == [[20.0, 21.0], [10.0], [float(i) for i in range(30)]]
+    with pytest.raises(RuntimeError, match="drop a sequence"):
+        cache.join(single)
+
+
+def test_what_lies_behind_a_shorter_sequence_is_hidden_and_finite() -> None:
+    cache = ragged([3, 1])
+    ancestors = torch.tensor([[[True, False], [True, True]]]).expand(2, 2, 2)
+    mask = cache.tree_mask(ancestors)
+    assert mask.shape == (2, 1, 2, 5)
+    assert mask[0, 0].int().tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
+    assert mask[1, 0].int().tolist() == [[1, 1, 0, 0, 0], [1, 1, 1, 0, 0]]
+    keys, values = cache.update(torch.ones(2, HEADS, 2, DIM), torch.ones(2, HEADS, 2, DIM), 0)
+    assert keys.shape[2] == 5
+    assert values.isfinite().all()
+    assert cache.positions(torch.tensor([[0, 1], [0, 1]])).tolist() == [[3, 4], [1, 2]]
