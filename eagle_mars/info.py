@@ -30,7 +30,7 @@ def collect() -> dict[str, Any]:
         "eagle_mars": __version__,
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in _PACKAGES},
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"cpu ({_cpu()})",
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"cpu ({cpu_model()})",
         "threads": torch.get_num_threads(),
         "embedded_target": _embedded_target(),
         "embedded_head": str(embedded_head_path()) if embedded_head_path().is_dir() else "missing",
@@ -57,7 +57,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _cpu() -> str:
+def cpu_model() -> str:
+    """The processor's name, as Linux tells it; else its architecture."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         for line in cpuinfo.read_text().splitlines():
