@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from eagle_mars.chat.cli import serve
+from eagle_mars.chat.cli import chat, serve
 from eagle_mars.cli_options import (
     BranchOption,
     CpuPack,
@@ -198,6 +198,7 @@ def _prompt_ids(ea: EaModel, text: str, raw: bool, system: str | None) -> Any:
     return ea.chat_ids([*messages, {"role": "user", "content": text}])
 
 
+app.command()(chat)
 app.command()(serve)
 
 

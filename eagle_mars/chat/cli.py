@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast, get_args
+from typing import Annotated, cast, get_args
 
 import typer
 
@@ -17,20 +17,23 @@ from eagle_mars.cli_options import (
     Gap,
     Head,
     MarginOption,
+    MaxNewTokens,
     Model,
+    Seed,
+    System,
+    Temperature,
     Theta,
     Threads,
+    TopK,
+    TopP,
     TotalToken,
     draft_options,
     err,
     load,
     one_sentence_errors,
 )
-from eagle_mars.config import Rule, VerifyConfig
+from eagle_mars.config import Rule, SamplingConfig, VerifyConfig
 from eagle_mars.errors import ConfigError
-
-if TYPE_CHECKING:
-    pass
 
 DefaultRule = Annotated[Rule, typer.Option(help="Acceptance rule of requests that name none.")]
 ChatTemplate = Annotated[
@@ -111,6 +114,62 @@ def serve(
         if host not in ("127.0.0.1", "localhost", "::1") and not api_key:
             err.print(f"[yellow]anyone who reaches {host}:{port} can use this server; set --api-key.[/yellow]")
         uvicorn.run(app, host=host, port=port, timeout_graceful_shutdown=drain_seconds)
+
+
+def chat(
+    rule: Annotated[Rule, typer.Option(help="Acceptance rule; !!rule changes it.")] = "mars",
+    theta: Theta = 0.9,
+    margin: MarginOption = "logit-ratio",
+    gap: Gap = None,
+    branch: BranchOption = "exact-first",
+    max_regret: MaxRegret = None,
+    temperature: Temperature = 0.0,
+    sample_top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    seed: Seed = None,
+    repetition_penalty: Annotated[float, typer.Option(help="1 is off.", min=0.1)] = 1.0,
+    max_new_tokens: MaxNewTokens = 512,
+    system: System = None,
+    chat_template: ChatTemplate = None,
+    total_token: TotalToken = None,
+    depth: Depth = None,
+    top_k: DraftTopK = None,
+    model: Model = None,
+    head: Head = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    threads: Threads = None,
+    cpu_pack: CpuPack = None,
+) -> None:
+    """Chat in the terminal; relaxed tokens are coloured, !!help lists the commands."""
+    with one_sentence_errors():
+        import readline  # noqa: F401  # gives `input` a history and line editing
+
+        from rich.console import Console
+
+        from eagle_mars.chat.limits import Limits
+        from eagle_mars.chat.session import ChatOptions, ChatService
+        from eagle_mars.chat.templates import chat_template as read_template
+        from eagle_mars.chat.terminal import Terminal
+
+        verify = VerifyConfig(rule=rule, theta=theta, margin=margin, gap=gap, branch=branch, max_regret=max_regret)
+        sampling = SamplingConfig(
+            temperature=temperature,
+            top_k=sample_top_k,
+            top_p=top_p,
+            seed=seed,
+            repetition_penalty=repetition_penalty,
+        )
+        template = read_template(chat_template)
+        pair = load(model, head, dtype, device, threads, cpu_pack, draft_options(total_token, depth, top_k))
+        everything = Limits(rules=get_args(Rule))
+        service = ChatService(
+            pair, template=template, verify=verify, limits=everything, default_max_new_tokens=max_new_tokens
+        )
+        try:
+            Terminal(service, ChatOptions(sampling=sampling), Console(), input, system).run()
+        finally:
+            service.close()
 
 
 def _rules(names: str) -> tuple[Rule, ...]:
