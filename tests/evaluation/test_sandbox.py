@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 from pathlib import Path
@@ -30,7 +29,7 @@ def _confinable() -> None:
         "import math, re, random, datetime, collections, itertools, heapq\ndef f(x): return 2 * x",
         "import numpy\ndef f(x): return int(numpy.add(x, x))",
         "open('notes.txt', 'w').write('4')\ndef f(x): return int(open('notes.txt').read())",
-        "import threading\ndef f(x):\n    t = threading.Thread(target=print)\n    t.start()\n    t.join()\n    return 4",
+        "import threading\nt = threading.Thread(target=print)\nt.start()\nt.join()\ndef f(x): return 4",
         "def f(x): return 4\nif __name__ == '__main__':\n    raise SystemExit('only when run as a script')",
     ],
 )
@@ -128,10 +127,10 @@ def test_secrets_of_the_parent_stay_there(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     run_program("import os\nos.makedirs('a/b')\nopen('a/b/c', 'w').write('x')\nos._exit(3)", "", QUICK)
     assert list(tmp_path.iterdir()) == []
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_a_listener_on_this_machine_hears_nothing() -> None:
@@ -159,7 +158,7 @@ def test_programs_run_side_by_side() -> None:
 
 
 def test_a_kernel_without_the_limits_is_refused() -> None:
-    with pytest.raises(SandboxError, match="no Landlock.*allow_unconfined"):
+    with pytest.raises(SandboxError, match=r"no Landlock.*allow_unconfined"):
         _verdict(b"token unconfined files: no Landlock", "token", 0)
     assert _verdict(b"guess passed ", "token", 0).status == "died"
 
