@@ -244,9 +244,8 @@ def _load_proposer(path: str, target: TargetModel, tokenizer: Any) -> Proposer:
     """Head or draft model, told apart by the tensors, in the target's dtype on the device of its last layer."""
     device = target.layer_devices[-1]
     if holds_language_model(find_checkpoint(path)):
-        model, own_tokenizer = load_target(path, role="draft model", dtype=target.dtype)
+        model, own_tokenizer = load_target(path, role="draft model", dtype=target.dtype, device_map={"": device})
         require_same_tokens(tokenizer, own_tokenizer, path)
-        model.to(device)
         return DraftModel(model, target.config.vocab_size)
     return load_head(
         path,

@@ -12,6 +12,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from eagle_mars.causal_lm import CausalLM
 from eagle_mars.draft.files import read_json, tensor_names
+from eagle_mars.draft.layers import Start, write_rows
 from eagle_mars.draft.proposer import KeyValue, Proposer
 from eagle_mars.errors import CheckpointError
 
@@ -38,21 +39,15 @@ class DraftModel(Proposer):
         return self._shared_vocab
 
     def fuse(self, features: Tensor) -> Tensor:
-        raise RuntimeError("a draft model reads no features; build the target with its capture_layers, which are None")
+        return features
 
     def forward(
-        self,
-        x: Tensor | None,
-        tokens: Tensor,
-        positions: Tensor,
-        mask: Tensor | None,
-        cache: list[KeyValue],
-        start: int,
+        self, x: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: list[KeyValue], start: Start
     ) -> Tensor:
         lm = self._causal_lm
         tokens = tokens.clamp(max=lm.config.vocab_size - 1)
         positions = positions.clamp(max=lm.max_context - 1)  # a tree may reach beyond the last position
-        rows: Any = _Rows(cache, start)
+        rows: Any = _Rows(cache, start, tokens.shape[1] if mask is None else mask.shape[-1])
         return lm.decoder(**lm.arguments(tokens, positions, mask, rows)).last_hidden_state
 
     def logits(self, output: Tensor) -> Tensor:
@@ -92,32 +87,31 @@ def require_same_tokens(target: Any, draft: Any, path: str | Path) -> None:
 
 
 class _Rows(Cache):
-    """The drafter's buffers as a cache of transformers: rows from `start` on are written, all up to there are read."""
+    """The drafter's buffers as a cache of transformers: rows from `start` on are written, all before `end` are read."""
 
-    def __init__(self, buffers: list[KeyValue], start: int) -> None:
-        super().__init__(layers=[_Layer(pair, start) for pair in buffers])
+    def __init__(self, buffers: list[KeyValue], start: Start, end: int) -> None:
+        super().__init__(layers=[_Layer(pair, start, end) for pair in buffers])
 
 
 class _Layer(CacheLayerMixin):
     is_sliding = False
 
-    def __init__(self, pair: KeyValue, start: int) -> None:
+    def __init__(self, pair: KeyValue, start: Start, end: int) -> None:
         super().__init__()
         self._keys, self._values = pair
-        self._start = self._end = start
+        self._start, self._end = start, end
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to do: the drafter allocates."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        self._end = self._start + key_states.shape[2]
-        self._keys[:, :, self._start : self._end] = key_states
-        self._values[:, :, self._start : self._end] = value_states
+        write_rows(self._keys, key_states, self._start)
+        write_rows(self._values, value_states, self._start)
         return self._keys[:, :, : self._end], self._values[:, :, : self._end]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self._start + query_length, 0
+        return self._end, 0
 
     def get_seq_length(self) -> int:
         return self._end

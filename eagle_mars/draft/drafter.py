@@ -36,8 +36,8 @@ class Drafter:
         self.batch = batch
         self.rows = 0
         self._capacity = 0
-        self._cache: list[KeyValue] = []
-        self._output: Tensor | None = None
+        self.cache: list[KeyValue] = []
+        self.output: Tensor | None = None
         parameter = next(head.parameters())
         self._device, self._dtype = parameter.device, parameter.dtype
 
@@ -49,28 +49,25 @@ class Drafter:
         them, a draft model's from the prompt's first on; the last one is the root of the next tree. T >= 1.
         """
         next_tokens = next_tokens.to(self._device)
+        if features is None:
+            features = torch.empty(*next_tokens.shape, 0)
+        features = features.to(device=self._device, dtype=self._dtype)
         self._reserve(self.rows + next_tokens.shape[1])
-        for offset, tokens in zip(
-            range(0, next_tokens.shape[1], _CHUNK), next_tokens.split(_CHUNK, dim=1), strict=True
-        ):
-            x = None
-            if features is not None:
-                piece = features[:, offset : offset + _CHUNK]
-                x = self.head.fuse(piece.to(device=self._device, dtype=self._dtype))
+        for piece, tokens in zip(features.split(_CHUNK, dim=1), next_tokens.split(_CHUNK, dim=1), strict=True):
             end = self.rows + tokens.shape[1]
             positions = torch.arange(self.rows, end, device=self._device).expand_as(tokens)
             mask = None
             if self.rows:
                 mask = (torch.arange(end, device=self._device) <= positions.unsqueeze(-1)).unsqueeze(1)
-            output = self.head(x, tokens, positions, mask, self._cache, self.rows)
-            self._output, self.rows = output[:, -1:], end
+            output = self.head(self.head.fuse(piece), tokens, positions, mask, self.cache, self.rows)
+            self.output, self.rows = output[:, -1:], end
 
     @torch.no_grad()
     def grow(self, root: Tensor) -> DraftTree:
         """The draft tree under `root` [B]: the token that ended the last `extend`."""
-        if self._output is None:
+        if self.output is None:
             raise RuntimeError("Drafter.extend must be called with the prompt's features before grow")
-        return grow(self.head, self._cache, self.rows, root.to(self._device), self._output, self.config)
+        return grow(self.head, self.cache, self.rows, root.to(self._device), self.output, self.config)
 
     def _reserve(self, rows: int) -> None:
         """Room for `rows` real rows and the scratch rows of one tree; doubling keeps the total copying linear."""
@@ -79,7 +76,7 @@ class Drafter:
             return
         self._capacity = max(2 * self._capacity, needed + _HEADROOM)
         grown = self.head.allocate(self.batch, self._capacity)
-        for new, old in zip(grown, self._cache, strict=False):  # the first time there is nothing to move
+        for new, old in zip(grown, self.cache, strict=False):  # the first time there is nothing to move
             for target, source in zip(new, old, strict=True):
                 target[:, :, : self.rows] = source[:, :, : self.rows]
-        self._cache = grown
+        self.cache = grown

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor, nn
 
+from eagle_mars.draft.layers import Start
+
 KeyValue = tuple[Tensor, Tensor]
 
 
@@ -34,19 +36,13 @@ class Proposer(nn.Module, ABC):
 
     @abstractmethod
     def forward(
-        self,
-        x: Tensor | None,
-        tokens: Tensor,
-        positions: Tensor,
-        mask: Tensor | None,
-        cache: list[KeyValue],
-        start: int,
+        self, x: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: list[KeyValue], start: Start
     ) -> Tensor:
         """One pass over T rows → [B, T, H]: what `logits` takes, and the feature stream of the next level.
 
-        x: [B, T, H] feature stream, None without features. tokens: [B, T] target ids. positions: [B, T] rotary
-        positions. mask: [B, 1, T, start + T] bool, True is visible; None is causal, when start is 0.
-        cache: one (keys, values) pair per layer; rows start to start + T are written, those before are read.
+        x: [B, T, H] feature stream, of no width for who reads no features. tokens: [B, T] target ids. positions: [B, T]
+        rotary positions. mask: [B, 1, T, rows to be read] bool, True is visible; None is causal, when start is 0.
+        cache: one (keys, values) pair per layer; rows start to start + T of each sequence are written.
         """
 
     @abstractmethod
