@@ -1,7 +1,12 @@
-"""Train an EAGLE-3 head on shards of generate_data.py and export it. One process per core:
+"""Train an EAGLE-3 head on shards of generate_data.py and export it.
 
-    OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 scripts/train_head.py \\
-        --target DIR --data runs/data --work-dir runs/head --out my-head --steps 1000
+On GPUs, one or many:
+
+    accelerate launch scripts/train_head.py --target DIR --data runs/data --work-dir runs/head --out my-head
+
+On a CPU, one process per core (accelerate's own launcher would want MPI there):
+
+    OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 scripts/train_head.py --cpu --target DIR ...
 
 Run the same command again to continue after a kill; every option of TrainOptions is a flag.
 """
@@ -9,36 +14,37 @@ Run the same command again to continue after a kill; every option of TrainOption
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic_core import PydanticUndefined
-from torch import distributed as dist
-from transformers import AutoModelForCausalLM
+from accelerate import Accelerator
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from eagle_mars.training import initialise
+from eagle_mars.training.curves import draw_curves
 from eagle_mars.training.dataset import ShardDataset
 from eagle_mars.training.export import export_head
+from eagle_mars.training.initialise import StartingPoint, resumed_point, starting_point
 from eagle_mars.training.trainer import Trainer, TrainOptions
 
 
-def parse() -> tuple[argparse.Namespace, TrainOptions]:
+def parse(arguments: list[str] | None = None) -> tuple[argparse.Namespace, TrainOptions]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", required=True, help="directory or hub id of the target")
-    parser.add_argument("--data", type=Path, required=True, help="directory of shards")
+    parser.add_argument("--data", type=Path, nargs="+", required=True, help="directories of shards")
     parser.add_argument("--held-out", type=Path, help="directory of shards for evaluation")
-    parser.add_argument("--work-dir", type=Path, required=True, help="directory of the checkpoint and metrics.jsonl")
+    parser.add_argument("--work-dir", type=Path, required=True, help="directory of checkpoint, metrics and curves")
     parser.add_argument("--out", type=Path, required=True, help="directory of the exported head")
     parser.add_argument("--start-from", type=Path, help="checkpoint.pt of another run whose weights to start from")
+    parser.add_argument("--random", action="store_true", help="start from random weights, not the target's last layer")
     parser.add_argument("--draft-vocab", type=int, default=8192)
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads of this process")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--kv-heads", type=int, help="key/value heads; as many as the target's if not given")
+    parser.add_argument("--mixed-precision", choices=["no", "bf16"], default="no")
+    parser.add_argument("--cpu", action="store_true", help="stay on the CPU where there is a GPU, too")
     for name, field in TrainOptions.model_fields.items():
-        default = None if field.default is PydanticUndefined else field.default
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help=field.description)
-    args = parser.parse_args()
+        flag = f"--{name.replace('_', '-')}"
+        parser.add_argument(flag, type=type(field.default), default=field.default, help=field.description)
+    args = parser.parse_args(arguments)
     return args, TrainOptions(**{name: getattr(args, name) for name in TrainOptions.model_fields})
 
 
@@ -47,48 +53,38 @@ def load(checkpoint: Path) -> dict[str, Any]:
     return state
 
 
-def main() -> None:
-    args, options = parse()
-    torch.set_num_threads(args.threads)
-    torch.manual_seed(options.seed)
-    device = torch.device(args.device)
-    if "RANK" in os.environ:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-        if device.type == "cuda":
-            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    model = AutoModelForCausalLM.from_pretrained(args.target, dtype=torch.float32).eval()
-    dataset = ShardDataset(args.data)
-    held_out = ShardDataset(args.held_out) if args.held_out else None
-    checkpoint = args.work_dir / "checkpoint.pt"
-    if checkpoint.exists():
-        # Trainer.resume brings the weights; the shapes that they need stand beside them.
-        state = load(checkpoint)
-        head = initialise.new_head(model, state["vocabulary"], state["scales"])
-        start = initialise.StartingPoint(head, state["scales"], state["vocabulary"])
-    else:
-        earlier = load(args.start_from) if args.start_from else None
-        start = initialise.starting_point(model, dataset, args.draft_vocab, earlier)
-    head = start.head.to(device)
-    head.bind(model.get_input_embeddings().requires_grad_(False).to(device), model.get_output_embeddings())
-    scales = start.scales.to(device)
-    trainer = Trainer(
-        head, scales, start.vocabulary, model.get_output_embeddings(), dataset, options, args.work_dir, held_out
+def start_of(args: argparse.Namespace, model: PreTrainedModel, dataset: ShardDataset) -> StartingPoint:
+    if (args.work_dir / "checkpoint.pt").exists():
+        return resumed_point(model, load(args.work_dir / "checkpoint.pt"))
+    earlier = load(args.start_from) if args.start_from else None
+    return starting_point(
+        model, dataset, args.draft_vocab, earlier, from_target=not args.random, num_kv_heads=args.kv_heads
     )
+
+
+def main(arguments: list[str] | None = None) -> None:
+    args, options = parse(arguments)
+    torch.manual_seed(options.seed)
+    accelerator = Accelerator(cpu=args.cpu, mixed_precision=args.mixed_precision)
+    model = AutoModelForCausalLM.from_pretrained(args.target, dtype=torch.float32).eval()
+    dataset = ShardDataset(*args.data)
+    held_out = ShardDataset(args.held_out) if args.held_out else None
+    start = start_of(args, model, dataset)
+    trainer = Trainer(start, model.get_output_embeddings(), dataset, options, args.work_dir, accelerator, held_out)
     resumed = trainer.resume()
-    if trainer.rank == 0:
-        print(
-            f"{len(dataset.entries)} sequences, {sum(e.length for e in dataset.entries)} tokens, "
-            f"{dataset.n_duplicates} duplicates left out; feature scales {[round(x, 2) for x in scales.tolist()]}; "
-            f"{'resumed at' if resumed else 'starting at'} step {trainer.step}",
-            flush=True,
-        )
+    accelerator.print(
+        f"{len(dataset.entries)} sequences, {sum(e.length for e in dataset.entries)} tokens, "
+        f"{dataset.n_duplicates} duplicates left out; feature scales {[round(x, 2) for x in start.scales.tolist()]}; "
+        f"{'resumed at' if resumed else 'starting at'} step {trainer.step}",
+        flush=True,
+    )
     for record in trainer.train():
-        if trainer.rank == 0 and (record["step"] % 10 == 0 or "held_out" in record):
-            print(record, flush=True)
-    if trainer.rank == 0:
-        export_head(head, scales, args.out)
-    if dist.is_initialized():
-        dist.destroy_process_group()
+        if record["step"] % 10 == 0 or "held_out" in record:
+            accelerator.print(record, flush=True)
+    if accelerator.is_main_process:
+        export_head(trainer.head, trainer.scales, args.out)
+        draw_curves(args.work_dir / "metrics.jsonl", args.work_dir / "curves.png")
+    accelerator.end_training()
 
 
 if __name__ == "__main__":

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
-from torch import distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from eagle_mars.draft.eagle3 import Eagle3Head
 from eagle_mars.training.dataset import Batch, ShardDataset
 from eagle_mars.training.evaluate import chain_acceptance
+from eagle_mars.training.initialise import StartingPoint
 from eagle_mars.training.loss import soft_cross_entropy
 from eagle_mars.training.shards import Source
 from eagle_mars.training.unroll import unroll
@@ -40,6 +40,9 @@ class TrainOptions(BaseModel):
     warm_up: int = Field(40, ge=0, description="steps of linear warm-up, then cosine to 0")
     clip: float = Field(1.0, gt=0)
     sampled_weight: float = Field(0.7, ge=0, description="loss weight of answers at T > 0; greedy ones count 1")
+    hidden_weight: float = Field(
+        0.0, ge=0, description="weight of the squared distance to the target's final hidden state, relative to its size"
+    )
     question_weight: float = Field(0.4, ge=0, description="loss weight of questions that the target wrote")
     save_every: int = Field(50, gt=0)
     eval_every: int = Field(200, gt=0)
@@ -62,16 +65,16 @@ class TrainingTimeTest(nn.Module):
         self.head, self.options = head, options
         # Constants, but no buffers: data parallelism would send those around in every step.
         device = head.lm_head.weight.device
-        self.draft_id = torch.full((head.config.vocab_size,), -1)
-        self.draft_id[vocabulary] = torch.arange(len(vocabulary))
-        self.draft_id = self.draft_id.to(device)
-        self.teacher = target_lm_head.weight.detach()[vocabulary].float().to(device)
+        self.draft_id = torch.full((head.config.vocab_size,), -1, device=device)
+        self.draft_id[vocabulary.to(device)] = torch.arange(len(vocabulary), device=device)
+        self.teacher = target_lm_head.weight.detach()[vocabulary].to(device, torch.float32)
         weights = {Source.PROMPT: 0.0, Source.QUESTION: options.question_weight, Source.SAMPLED: options.sampled_weight}
         self.source_weight = torch.tensor([*weights.values(), 1.0], device=device)
 
     def forward(self, batch: Batch, n_steps: int) -> tuple[Tensor, StepStats]:
-        """Weighted mean over steps and rows of the soft cross-entropy, plus statistics."""
-        with torch.no_grad():
+        """Sum over steps of the weighted mean loss of their rows, plus statistics."""
+        # The teacher stays in fp32 under mixed precision: bf16 logits of 20 are off by up to .06.
+        with torch.no_grad(), torch.autocast(batch.hidden.device.type, enabled=False):
             probabilities = (batch.hidden @ self.teacher.T).softmax(-1)
         total = batch.features.new_zeros(())
         losses, accuracies = [], []
@@ -81,8 +84,11 @@ class TrainingTimeTest(nn.Module):
             # which it is on greedy rows.
             keep = (step.valid & (draft_id >= 0)).nonzero().squeeze(-1)
             source = batch.source[step.teacher[keep]].long()
-            logits = self.head.logits(step.output[keep])
-            loss = soft_cross_entropy(logits, probabilities[step.teacher[keep]])
+            output, teacher = self.head.norm(step.output[keep]), step.teacher[keep]
+            logits = self.head.lm_head(output).float()
+            loss = soft_cross_entropy(logits, probabilities[teacher])
+            if self.options.hidden_weight > 0:
+                loss = loss + self.options.hidden_weight * _distance(output, batch.hidden[teacher])
             weight = self.source_weight[source]
             mean = (loss * weight).sum() / weight.sum().clamp_min(1e-6)
             total = total + mean * self.options.step_decay**step.number
@@ -96,38 +102,41 @@ class TrainingTimeTest(nn.Module):
         return total, StepStats(losses, accuracies)
 
 
-class Trainer:
-    """Trains ``head`` on ``dataset``; everything needed to go on after a kill lies in ``directory``.
+def _distance(output: Tensor, hidden: Tensor) -> Tensor:
+    """Squared distance of rows [N, H], in units of the target's mean square: [N]."""
+    return (output - hidden).square().mean(-1) / hidden.square().mean()
 
-    head: takes features divided by ``scales`` [3], bound to the target's embedding.
-    Under torchrun each process takes its share of the batches and gradients are averaged.
+
+class Trainer:
+    """Trains the head of ``start`` on ``dataset``; everything needed to go on after a kill lies in ``directory``.
+
+    The head takes features divided by their scales and is bound to the target's embedding. ``accelerator`` says where:
+    of several processes each takes its share of the batches, and gradients are averaged.
     """
 
     def __init__(
         self,
-        head: Eagle3Head,
-        scales: Tensor,
-        vocabulary: Tensor,
+        start: StartingPoint,
         target_lm_head: nn.Linear,
         dataset: ShardDataset,
         options: TrainOptions,
         directory: Path,
+        accelerator: Accelerator,
         held_out: ShardDataset | None = None,
     ) -> None:
-        self.head, self.scales, self.vocabulary, self.dataset = head, scales, vocabulary, dataset
-        self.options, self.directory, self.held_out = options, directory, held_out
-        self.rank = dist.get_rank() if dist.is_initialized() else 0
-        self.world = dist.get_world_size() if dist.is_initialized() else 1
-        self.device = next(head.parameters()).device
-        self.module: nn.Module = TrainingTimeTest(head, vocabulary, target_lm_head, options)
-        if self.world > 1:
-            self.module = DistributedDataParallel(self.module)
-        body = [p for name, p in head.named_parameters() if name != "lm_head.weight"]
+        self.head = start.head.to(accelerator.device)
+        self.head.borrowed[0].to(accelerator.device)
+        self.scales, self.vocabulary = start.scales.to(accelerator.device), start.vocabulary
+        self.dataset, self.held_out = dataset, held_out
+        self.options, self.directory, self.accelerator = options, directory, accelerator
+        body = [p for name, p in self.head.named_parameters() if name != "lm_head.weight"]
         groups: list[dict[str, Any]] = [
             {"params": body, "ratio": 1.0},
-            {"params": [head.lm_head.weight], "ratio": options.lm_head_lr_ratio},
+            {"params": [self.head.lm_head.weight], "ratio": options.lm_head_lr_ratio},
         ]
-        self.optimizer = torch.optim.AdamW(groups, lr=options.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+        optimizer = torch.optim.AdamW(groups, lr=options.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+        module = TrainingTimeTest(self.head, self.vocabulary, target_lm_head, options)
+        self.module, self.optimizer = accelerator.prepare(module, optimizer)
         self.step = 0
         self.rows = 0
         self.cpu_seconds = 0.0
@@ -141,7 +150,7 @@ class Trainer:
         """Continue from the checkpoint of ``directory``, if there is one."""
         if not self.checkpoint.exists():
             return False
-        state = torch.load(self.checkpoint, map_location=self.device, weights_only=True)
+        state = torch.load(self.checkpoint, map_location=self.accelerator.device, weights_only=True)
         self.head.load_state_dict(state["head"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.step, self.rows, self.cpu_seconds = state["step"], state["rows"], state["cpu_seconds"]
@@ -152,7 +161,7 @@ class Trainer:
         state = {
             "head": self.head.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "scales": self.scales,
+            "scales": self.scales.cpu(),
             "vocabulary": self.vocabulary,
             "step": self.step,
             "rows": self.rows,
@@ -165,16 +174,15 @@ class Trainer:
     def train(self) -> Iterator[dict[str, Any]]:
         """Run to ``options.steps``; yields what is also appended to metrics.jsonl (by rank 0)."""
         options = self.options
-        batches = self.dataset.forever(
-            options.tokens_per_batch, options.seed, rank=self.rank, world=self.world, skip=self.step
-        )
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        batches = self.dataset.forever(options.tokens_per_batch, options.seed, rank=rank, world=world, skip=self.step)
         began, spent, rows_before = time.monotonic(), self.cpu_seconds - time.process_time(), self.rows
         while self.step < options.steps:
             batch = next(batches)
             n_steps = 1 if self.step < options.single_steps else options.unroll
-            stats = self._update(batch.to(self.device).scaled(self.scales), n_steps)
+            stats = self._update(batch.to(self.accelerator.device).scaled(self.scales), n_steps)
             self.step += 1
-            self.rows += len(batch.position) * self.world
+            self.rows += len(batch.position) * world
             self.cpu_seconds = spent + time.process_time()
             record: dict[str, Any] = {
                 "step": self.step,
@@ -187,7 +195,7 @@ class Trainer:
                 "cpu_seconds_per_process": round(self.cpu_seconds, 1),
             }
             last = self.step == options.steps
-            if self.rank == 0:
+            if self.accelerator.is_main_process:
                 if self.held_out is not None and (last or self.step % options.eval_every == 0):
                     record["held_out"] = vars(chain_acceptance(self.head, self.scales, self.held_out))
                 if last or self.step % options.save_every == 0:
@@ -201,8 +209,8 @@ class Trainer:
             group["lr"] = self._lr() * group["ratio"]
         loss, stats = self.module(batch, n_steps)
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.head.parameters(), self.options.clip)
+        self.accelerator.backward(loss)
+        self.accelerator.clip_grad_norm_(self.head.parameters(), self.options.clip)
         self.optimizer.step()
         return stats
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate import Accelerator
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
@@ -38,9 +39,7 @@ def make_head(target, dataset):
     def make() -> tuple[Eagle3Head, torch.Tensor, torch.Tensor]:
         torch.manual_seed(0)
         start = initialise.starting_point(target, dataset, 48)
-        head = start.head
-        head.bind(target.get_input_embeddings().requires_grad_(False), target.lm_head)
-        return head, start.scales, start.vocabulary
+        return start.head, start.scales, start.vocabulary
 
     return make
 
@@ -48,7 +47,8 @@ def make_head(target, dataset):
 @pytest.fixture
 def make_trainer(target, dataset, make_head, tmp_path):
     def make(name: str, options: TrainOptions = OPTIONS) -> Trainer:
-        return Trainer(*make_head(), target.lm_head, dataset, options, tmp_path / name, held_out=dataset)
+        start = initialise.StartingPoint(*make_head())
+        return Trainer(start, target.lm_head, dataset, options, tmp_path / name, Accelerator(cpu=True), dataset)
 
     return make
 
