@@ -100,4 +100,7 @@ def _text(content: Any) -> str:
     kinds = {part["type"] for part in content} - {"text"}
     if kinds:
         raise ConfigError(f"message parts of type {sorted(kinds)[0]!r} aren't supported; send text parts only.")
-    return "".join(part["text"] for part in content)
+    texts = [part.get("text") for part in content]
+    if None in texts:
+        raise ConfigError("a text part has no text; add it.")
+    return "".join(texts)

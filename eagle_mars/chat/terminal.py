@@ -240,7 +240,7 @@ class Terminal:
         return f"rule {self._verify.rule}. {guarantee(self._verify)}"
 
     def _note(self, text: str) -> None:
-        self._console.print(Text(text, style="dim"), soft_wrap=True)
+        self._console.print(Text(text, style="dim"))
 
 
 def _number(command: str, text: str) -> float:
