@@ -21,6 +21,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
+_bearer = HTTPBearer(auto_error=False)
 _SHOWN = 80  # characters of a wrong value that an error repeats
 
 
@@ -139,9 +140,8 @@ class BodyLimit:
 
 def key_check(key: str | None) -> Callable[..., None]:
     """A dependency that demands `Authorization: Bearer KEY`; None demands nothing."""
-    bearer = HTTPBearer(auto_error=False)
 
-    def check(given: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]) -> None:
+    def check(given: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> None:
         # Compared in constant time, so that answers don't tell how much of a guess was right.
         if given is None or not hmac.compare_digest(given.credentials.encode(), (key or "").encode()):
             raise ApiError(401, "the API key is missing or wrong; send it as a bearer token.", "invalid_api_key")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from eagle_mars.config import DraftConfig, Rule, VerifyConfig
 from eagle_mars.errors import ConfigError
@@ -23,6 +23,10 @@ class Limits:
     max_nodes: int = 256
     max_depth: int = 32
     max_top_k: int = 64
+
+    def within(self, draft_vocabulary: int) -> Limits:
+        """The same, with max_top_k no more than what the draft head can rank."""
+        return replace(self, max_top_k=min(self.max_top_k, draft_vocabulary))
 
     def check(self, verify: VerifyConfig, draft: DraftConfig) -> None:
         """Raise ConfigError, naming the ceiling, if the options go beyond it."""

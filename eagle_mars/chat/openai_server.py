@@ -128,7 +128,8 @@ def _submit(
     decodings: list[Decoding] = []
     try:
         for ids in prompts:
-            decodings += [service.submit(ids, choice) for choice in choices]
+            for choice in choices:
+                decodings.append(service.submit(ids, choice))  # one by one, so that a refusal knows what came before it
     except EagleMarsError:
         delivery.cancel(decodings)
         raise

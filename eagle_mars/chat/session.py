@@ -66,7 +66,7 @@ class ChatService:
         self.model = model
         self.template = template
         self.verify = verify or VerifyConfig()
-        self.limits = limits or Limits()
+        self.limits = (limits or Limits()).within(model.ea_layer.draft_vocab_size)
         self.limits.check(self.verify, model.draft)
         self.default_max_new_tokens = default_max_new_tokens
         self.scheduler = Scheduler(max_active, max_waiting, on_end)
