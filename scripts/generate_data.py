@@ -21,7 +21,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", required=True, help="directory or hub id of the target")
     parser.add_argument("--out", type=Path, required=True, help="directory of the shards; finished ones are kept")
-    parser.add_argument("--shards", type=int, default=120, help="shards of 64 sequences, all workers together")
+    parser.add_argument("--shards", type=int, default=120, help="shards, those of all workers together")
+    parser.add_argument("--per-shard", type=int, default=64, help="sequences per shard")
     parser.add_argument("--worker", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--rows", type=int, default=112, help="sequences decoded at once")
@@ -37,7 +38,7 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(args.target, dtype="auto").to(args.device).eval()
     tokenizer = AutoTokenizer.from_pretrained(args.target)
     requests: Requests = TrainingRequests(args.seed)
-    n_shards, per_shard = args.shards, 64
+    n_shards, per_shard = args.shards, args.per_shard
     if args.questions:
         questions = GreedyQuestions(args.questions, args.answer_tokens)
         requests, n_shards, per_shard = questions, 1, len(questions)

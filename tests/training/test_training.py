@@ -21,7 +21,7 @@ from eagle_mars.training.evaluate import chain_acceptance, tree_tau
 from eagle_mars.training.export import export_head
 from eagle_mars.training.loss import soft_cross_entropy
 from eagle_mars.training.shards import Source
-from eagle_mars.training.trainer import Trainer, TrainOptions
+from eagle_mars.training.trainer import Trainer, TrainingTimeTest, TrainOptions
 from eagle_mars.training.unroll import unroll
 
 OPTIONS = TrainOptions(steps=12, single_steps=4, unroll=3, tokens_per_batch=64, warm_up=2, save_every=4, eval_every=100)
@@ -219,6 +219,37 @@ def test_an_earlier_heads_weights_move_to_another_vocabulary(make_head, target):
         assert torch.equal(adopted.lm_head.weight[row], expected)
     assert torch.equal(adopted.fc.weight, head.fc.weight)
     assert torch.equal(torch.arange(len(other)) + adopted.d2t, other)
+
+
+@torch.no_grad()
+def test_more_kv_heads_than_the_targets_start_as_copies(dataset, target):
+    _, scales, vocabulary = vars(initialise.starting_point(target, dataset, 48)).values()
+    batch = dataset.batch(dataset.entries[:2]).scaled(scales)
+    outputs = []
+    for num_kv_heads in (None, 4):
+        head = initialise.new_head(target, vocabulary, scales, noise=0.0, num_kv_heads=num_kv_heads)
+        head.bind(target.get_input_embeddings(), target.lm_head)
+        outputs.append([step.output for step in unroll(head, batch, 3)])
+    assert head.midlayer.self_attn.k_proj.weight.shape[0] == 4 * head.config.head_dim
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-5, atol=1e-6)  # fp32 in another order
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_the_hidden_term_is_the_distance_to_the_targets_state(dataset, target, precision):
+    start = initialise.starting_point(target, dataset, 96)  # the whole vocabulary: no row is left out
+    batch = dataset.batch(dataset.entries[:3]).scaled(start.scales)
+    losses = []
+    for weight in (0.0, 0.5):
+        options = OPTIONS.model_copy(update={"hidden_weight": weight, "question_weight": 1.0, "sampled_weight": 1.0})
+        module = TrainingTimeTest(start.head, start.vocabulary, target.lm_head, options)
+        with torch.autocast("cpu", precision, enabled=precision is torch.bfloat16):
+            losses.append(module(batch, 1)[0])
+    (step,) = unroll(start.head, batch, 1)
+    valid = step.valid.nonzero().squeeze(-1)
+    hidden = batch.hidden[step.teacher[valid]]
+    distance = (start.head.norm(step.output[valid]) - hidden).square().mean() / hidden.square().mean()
+    # bf16 keeps 8 bits, and the two losses of about 4 nats are subtracted.
+    torch.testing.assert_close((losses[1] - losses[0]).item(), 0.5 * distance.item(), rtol=0.05, atol=1e-5)
 
 
 def test_no_shards_is_one_sentence(tmp_path):
