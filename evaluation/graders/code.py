@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from math import prod
 from textwrap import indent
 
+from eagle_mars.errors import ConfigError
 from evaluation.graders.maths import after_thinking
 from evaluation.sandbox import Limits, Outcome, run_program
 
@@ -42,13 +43,13 @@ class CodeProblem:
     def mbpp(cls, test_list: Sequence[str], setup: str = "") -> CodeProblem:
         """MBPP's tests are assertions; the function is what the first of them calls.
 
-        Raises ValueError if it calls nothing.
+        Raises ConfigError if it calls nothing.
         """
         first = ast.walk(ast.parse(test_list[0])) if test_list else iter(())
         called = [n.func.id for n in first if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
         own = [name for name in called if not hasattr(builtins, name)]
         if not own:
-            raise ValueError(f"the first of the tests {test_list!r} calls no function")
+            raise ConfigError(f"the first of the tests {test_list!r} calls no function; correct the question file.")
         return cls("", "\n".join([setup, *test_list]), own[0])
 
 

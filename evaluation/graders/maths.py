@@ -24,6 +24,8 @@ from typing import Literal
 
 from math_verify import parse, verify
 
+from eagle_mars.errors import ConfigError
+
 MathTask = Literal["gsm8k", "aime"]
 _SECONDS = 5  # for parsing and for comparing, each
 
@@ -80,14 +82,16 @@ def extract(text: str, task: MathTask) -> Extracted:
 def gold_answer(reference: Iterable[str], task: MathTask) -> str:
     """The final answer in a question's reference: GSM8K's `#### n` line, AIME's only entry.
 
-    Raises ValueError if a GSM8K reference has no such line.
+    Raises ConfigError if a GSM8K reference has no such line.
     """
     whole = "\n".join(reference)
     if task == "aime":
         return whole.strip()
     answer = _marked(whole)
     if answer is None:
-        raise ValueError(f"no line '#### number' in the reference {whole[-80:]!r}")
+        raise ConfigError(
+            f"there is no line '#### number' in the reference {whole[-80:]!r}; correct the question file."
+        )
     return answer
 
 
