@@ -145,9 +145,9 @@ class TreeCache(Cache):
         self.lengths.pop()
         self._forget_pending()
 
-    def reset(self) -> None:
-        """Forget every row; the memory is kept for the next sequences."""
-        self.lengths = [0] * self.batch
+    def reset(self, sequences: int | None = None) -> None:
+        """Forget every row and start again with that many sequences (None: `batch`); the memory is kept."""
+        self.lengths = [0] * (self.batch if sequences is None else sequences)
         self._forget_pending()
 
     def positions(self, offsets: Tensor) -> Tensor:

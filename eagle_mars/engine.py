@@ -55,7 +55,7 @@ class Engine:
 
     def speculate(self, ids: Tensor, request: Request) -> Iterator[Step]:
         """Yield the response to ids [1, L] cycle by cycle; the first step is the token that prefill gives."""
-        run = _Speculation(self, ids, request)
+        run = Speculation(self, ids, request)
         step = run.prefill()
         yield step
         while step.finish_reason is None:
@@ -170,7 +170,7 @@ class _Response:
         )
 
 
-class _Speculation(_Response):
+class Speculation(_Response):
     """A response whose cycles draft and verify a tree."""
 
     features: Tensor | None  # [1, T, F] target features that the head hasn't seen yet; None if it reads none,
@@ -202,24 +202,41 @@ class _Speculation(_Response):
             self.plan,
             None if self.request.sampling.greedy else self.coins.next(tree.nodes),
             spent_regret=self.spent_regret,
-            history=self._history_before_root(),
+            history=self.history_before_root(),
             check=False,
         )
         host = unpack(verdict.pack(tree).cpu(), tree.max_depth)[0]  # the cycle's only device→host read
         host.raise_if_invalid()
         self.cache.commit([host.path])
-        self.features = None if out.features is None else out.features[:, host.path]
-        self.root = verdict.next_token
+        return self.absorb(host, verdict, out, drafted=tree.nodes > 1)
+
+    def release(self) -> None:
+        """Free the caches: a batch holds their rows now."""
+        del self.cache, self.drafter
+
+    def absorb(self, host: HostVerdict, verdict: Verdict, out: TargetOutput, drafted: bool, row: int = 0) -> Step:
+        """Go on behind the accepted path; `row` is this response's in verdict and out. The cache has it already."""
+        self.features = None if out.features is None else out.features[row : row + 1, host.path]
+        self.root = verdict.next_token[row : row + 1]
         tokens = [*host.tokens, host.next_token]
         self.tokens = torch.tensor([tokens], device=self.target.device)
-        self.spent_regret = self.spent_regret + verdict.regret
+        self.spent_regret = self.spent_regret + verdict.regret[row : row + 1]
         self._remember(tokens)
         provenance: list[Provenance] = ["relaxed" if flag else "exact" for flag in host.relaxed]
-        accepted = len(host.tokens) if tree.nodes > 1 else None
-        scores = self._scores(out.logits[0, host.path], tokens)
+        accepted = len(host.tokens) if drafted else None
+        scores = self._scores(out.logits[row, host.path], tokens)
         return self._step(tokens, [*provenance, "target"], accepted, host, scores)
 
-    def _history_before_root(self) -> History | None:
+    def news(self) -> tuple[Tensor | None, Tensor]:
+        """What the drafter hasn't been fed yet: features [1, T, F] (None if it reads none) and tokens [1, T]."""
+        return self.features, self.tokens
+
+    def feed_drafter(self) -> None:
+        """Extend this response's own drafter with the news, which are none then."""
+        self.drafter.extend(self.features, self.tokens)
+        self.features, self.tokens = None if self.features is None else self.features[:, :0], self.tokens[:, :0]
+
+    def history_before_root(self) -> History | None:
         """What penalties count besides the tree, whose first node is the root."""
         if self.history is None:
             return None
@@ -231,6 +248,6 @@ class _Speculation(_Response):
             return DraftTree.from_parents(
                 self.root.unsqueeze(1), torch.full_like(self.root, -1).unsqueeze(1), max_depth=0
             )
-        self.drafter.extend(self.features, self.tokens)
+        self.feed_drafter()
         tree = self.drafter.grow(self.root)
         return tree.to(self.target.device)

@@ -66,7 +66,7 @@ class TargetModel(CausalLM):
 
     def forward_tree(self, tree: DraftTree, cache: TreeCache) -> TargetOutput:
         """One forward over all nodes: logits [B, M, V], features [B, M, F] or None. It leaves M uncommitted rows."""
-        positions = cache.committed + tree.depth
+        positions = cache.positions(tree.depth)
         # Nodes beyond the last position can't be part of the answer (max_new_tokens ends before them), but a table of
         # positions must not be read behind its end.
         positions = positions.clamp(max=self.max_context - 1)
@@ -75,8 +75,8 @@ class TargetModel(CausalLM):
         return self._forward(tree.tokens, positions, cache.tree_mask(tree.ancestors), cache, features, logits_to_keep=0)
 
     def step(self, ids: Tensor, cache: TreeCache) -> Tensor:
-        """Plain autoregression: ids [B, 1] → logits [B, 1, V]; the row is committed."""
-        positions = torch.full_like(ids, cache.committed)
+        """Plain autoregression: ids [B, 1] → logits [B, 1, V]; the row is committed. Sequences of one length only."""
+        positions = cache.positions(torch.zeros_like(ids))
         out = self._forward(ids, positions, None, cache, False, logits_to_keep=0)
         cache.commit()
         return out.logits

@@ -118,8 +118,7 @@ def test_tree_mask_shows_the_prefix_and_the_ancestors_only() -> None:
 def ragged(lengths: list[int], places: int = 3) -> TreeCache:
     """A cache whose sequences came one by one; sequence b holds 10 * b, 10 * b + 1, ..."""
     cache = make(batch=places)
-    for _ in range(places):
-        cache.drop(0)
+    cache.reset(0)
     for row, length in enumerate(lengths):
         single = make()
         append(single, [10.0 * row + i for i in range(length)])

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from eagle_mars.draft.head import Head
-from eagle_mars.draft.layers import MLP, Attention, HeadConfig, RMSNorm
+from eagle_mars.draft.layers import MLP, Attention, HeadConfig, RMSNorm, Start
 from eagle_mars.draft.proposer import KeyValue
 
 
@@ -20,7 +20,7 @@ class Eagle1Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, kv: KeyValue, start: int) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, kv: KeyValue, start: Start) -> Tensor:
         """x [B, T, H] → [B, T, H]; the rest as `Attention.forward`."""
         a = x if self.input_layernorm is None else self.input_layernorm(x)
         y = x + self.self_attn(a, cos, sin, mask, kv, start)
@@ -43,7 +43,7 @@ class Eagle1Head(Head):
         return features
 
     def forward(
-        self, x: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: list[KeyValue], start: int
+        self, x: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: list[KeyValue], start: Start
     ) -> Tensor:
         cos, sin = self.rotary(positions, x.dtype)
         x = self.fc(torch.cat((self.embed(tokens).to(x), x), dim=-1))

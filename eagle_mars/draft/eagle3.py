@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from eagle_mars.draft.head import Head
-from eagle_mars.draft.layers import MLP, Attention, HeadConfig, RMSNorm
+from eagle_mars.draft.layers import MLP, Attention, HeadConfig, RMSNorm, Start
 from eagle_mars.draft.proposer import KeyValue
 
 
@@ -55,7 +55,7 @@ class Eagle3Head(Head):
         return self.fc(features)
 
     def forward(
-        self, x: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: list[KeyValue], start: int
+        self, x: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: list[KeyValue], start: Start
     ) -> Tensor:
         cos, sin = self.rotary(positions, x.dtype)
         layer = self.midlayer

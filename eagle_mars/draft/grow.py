@@ -10,12 +10,14 @@ Everything stays on the device; shapes depend only on the configuration and on t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from eagle_mars.config import DraftConfig
+from eagle_mars.draft.layers import Start
 from eagle_mars.draft.proposer import KeyValue, Proposer
 from eagle_mars.tree import DraftTree
 
@@ -31,11 +33,12 @@ class Pool:
 
 
 def grow(
-    head: Proposer, cache: list[KeyValue], rows: int, root: Tensor, output: Tensor, config: DraftConfig
+    head: Proposer, cache: list[KeyValue], rows: int | Sequence[int], root: Tensor, output: Tensor, config: DraftConfig
 ) -> DraftTree:
     """Draft a tree of `config.total_token` nodes under `root`.
 
     cache: the head's key/value buffers, `rows` real rows followed by scratch space for depth * top_k draft rows.
+    rows: of every sequence, or of each of them.
     root: [B] int64, the newest token. output: [B, 1, H], the head's output at its newest real row.
     """
     pool = _expand(head, cache, rows, root, output, config)
@@ -43,7 +46,7 @@ def grow(
 
 
 def _expand(
-    head: Proposer, cache: list[KeyValue], rows: int, root: Tensor, output: Tensor, config: DraftConfig
+    head: Proposer, cache: list[KeyValue], rows: int | Sequence[int], root: Tensor, output: Tensor, config: DraftConfig
 ) -> Pool:
     batch, k, device = root.shape[0], config.top_k, root.device
     logprob, tokens = _best_children(head, output, k)
@@ -58,13 +61,11 @@ def _expand(
 
     own = torch.eye(k, dtype=torch.bool, device=device).expand(batch, k, k)
     lineage = own  # which draft rows each beam member may see: its ancestors and itself
-    mask = torch.ones(batch, 1, k, rows + config.depth * k, dtype=torch.bool, device=device)
-    positions = torch.full((batch, k), rows, device=device)
+    scratch = _Scratch(rows, batch, k, config.depth, device)
     first_flat = k + 1
     for step in range(config.depth):
-        start, end = rows + step * k, rows + (step + 1) * k
-        mask[:, 0, :, rows:end] = lineage
-        output = head(x, beam_tokens, positions + step, mask[..., :end], cache, start)
+        start, mask = scratch.step(step, lineage)
+        output = head(x, beam_tokens, scratch.positions + step, mask, cache, start)
         logprob, tokens = _best_children(head, output, k)
         tokens, logprob = tokens.flatten(1), logprob.flatten(1)
         scores = beam_scores.repeat_interleave(k, dim=1) + logprob
@@ -80,6 +81,35 @@ def _expand(
         lineage = torch.cat((lineage.gather(1, slot.expand(-1, -1, lineage.shape[-1])), own), dim=-1)
         first_flat += k * k
     return Pool(torch.cat(all_tokens, 1), torch.cat(parents, 1), torch.cat(all_logprob, 1), torch.cat(all_scores, 1))
+
+
+class _Scratch:
+    """Where draft rows go and what they see: the real rows of their sequence and their own lineage."""
+
+    def __init__(self, rows: int | Sequence[int], batch: int, k: int, depth: int, device: torch.device) -> None:
+        if not isinstance(rows, int) and len(set(rows)) == 1:
+            rows = rows[0]
+        self._k = k
+        self._rows: Start
+        if isinstance(rows, int):
+            self._longest, self._rows = rows, rows
+            self._mask = torch.ones(batch, 1, k, rows + depth * k, dtype=torch.bool, device=device)
+            self.positions = torch.full((batch, k), rows, device=device)
+        else:
+            self._longest, self._rows = max(rows), torch.tensor(rows, device=device)
+            real = torch.arange(self._longest + depth * k, device=device) < self._rows.unsqueeze(1)
+            self._mask = real.view(batch, 1, 1, -1).repeat(1, 1, k, 1)
+            self.positions = self._rows.unsqueeze(1).expand(batch, k)
+
+    def step(self, step: int, lineage: Tensor) -> tuple[Start, Tensor]:
+        """First row and mask of a step. lineage [B, k, (step + 1) * k] bool: the draft rows that a beam slot sees."""
+        end = self._longest + (step + 1) * self._k
+        if isinstance(self._rows, int):
+            self._mask[:, 0, :, self._rows : end] = lineage
+        else:
+            columns = self._rows.view(-1, 1, 1) + torch.arange(lineage.shape[-1], device=lineage.device)
+            self._mask[:, 0].scatter_(2, columns.expand_as(lineage), lineage)
+        return self._rows + step * self._k, self._mask[..., :end]
 
 
 def _best_children(head: Proposer, output: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -118,6 +118,19 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
+Start = int | Tensor  # the first row to write: one for all sequences, or [B] int64
+
+
+def write_rows(buffer: Tensor, new: Tensor, start: Start) -> None:
+    """Write new [B, kv_heads, T, d] into buffer [B, kv_heads, capacity, d] from row `start` on: one for all, or [B]."""
+    rows = new.shape[2]
+    if isinstance(start, int):
+        buffer[:, :, start : start + rows] = new
+        return
+    sequences = torch.arange(buffer.shape[0], device=buffer.device).unsqueeze(1)
+    buffer[sequences, :, start.unsqueeze(1) + torch.arange(rows, device=buffer.device)] = new.transpose(1, 2)
+
+
 class Attention(nn.Module):
     """Grouped-query attention that reads and writes a preallocated key/value buffer."""
 
@@ -138,22 +151,22 @@ class Attention(nn.Module):
         return rotate(q, cos, sin), rotate(k, cos, sin), v
 
     def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, kv: tuple[Tensor, Tensor], start: int
+        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, kv: tuple[Tensor, Tensor], start: Start
     ) -> Tensor:
         """Write the rows of x at `start` into kv and attend to everything up to them.
 
-        x: [B, T, input]. mask: [B or 1, 1, T, start + T] bool, True is visible; None is causal with start = 0.
-        kv: keys and values, each [B, kv_heads, capacity, d].
+        x: [B, T, input]. mask: [B or 1, 1, T, rows to be read] bool, True is visible; None is causal with start = 0.
+        kv: keys and values, each [B, kv_heads, capacity, d]. start: one for all sequences, or [B].
         """
         q, k, v = self.project(x, cos, sin)
-        rows = x.shape[1]
+        end = x.shape[1] if mask is None else mask.shape[-1]
         keys, values = kv
-        keys[:, :, start : start + rows] = k
-        values[:, :, start : start + rows] = v
+        write_rows(keys, k, start)
+        write_rows(values, v, start)
         out = F.scaled_dot_product_attention(
             q,
-            keys[:, :, : start + rows],
-            values[:, :, : start + rows],
+            keys[:, :, :end],
+            values[:, :, :end],
             attn_mask=mask,
             is_causal=mask is None,
             enable_gqa=self.heads != self.kv_heads,

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from eagle_mars.batch import Batch
+from eagle_mars.config import DraftConfig, SamplingConfig, VerifyConfig
+from eagle_mars.draft.draft_model import DraftModel
+from eagle_mars.engine import Engine, Request
+from eagle_mars.errors import ConfigError
+from eagle_mars.result import Step
+from eagle_mars.target import TargetModel
+from tests.test_engine import EXACT, engine_of, random_prompt, random_tree
+from tests.tiny import tiny_model
+
+TREE = DraftConfig(total_token=12, depth=3, top_k=4)
+SAMPLED = SamplingConfig(temperature=0.8, top_k=5)
+
+
+def strip(steps: list[Step]) -> list[tuple]:
+    """What must not depend on who shares the cycles: everything but the clock (regret is a float sum)."""
+    return [(s.tokens, s.provenance, s.accepted, s.finish_reason, s.low_margin, s.rescued) for s in steps]
+
+
+def alone(engine: Engine, prompt: list[int], request: Request) -> list[Step]:
+    return list(engine.speculate(torch.tensor([prompt]), request))
+
+
+def together(batch: Batch, jobs: list[tuple[list[int], Request]]) -> list[list[Step]]:
+    """Decode all jobs in a batch that may be smaller than their number: the next joins where one has left."""
+    steps: list[list[Step]] = [[] for _ in jobs]
+    numbers, waiting = {}, list(enumerate(jobs))
+    while waiting or batch.responses:
+        while waiting and batch.free:
+            number, (prompt, request) = waiting.pop(0)
+            response, first = batch.join(torch.tensor([prompt]), request)
+            numbers[id(response)] = number
+            steps[number].append(first)
+        for response, step in batch.cycle():
+            steps[numbers[id(response)]].append(step)
+    return steps
+
+
+@pytest.mark.parametrize("eagle", [3, 1])
+@pytest.mark.parametrize("family", ["Llama", "Qwen3", "Gemma"])
+def test_every_response_is_what_it_is_alone(family: str, eagle: int) -> None:
+    engine = engine_of(family, eagle)
+    generator = random.Random(f"batch{family}{eagle}")
+    accepted = 0
+    for _ in range(2):
+        tree = random_tree(generator)
+        jobs = [
+            (random_prompt(generator, generator.randrange(1, 300)), Request(generator.randrange(1, 30), tree, verify))
+            for verify in (EXACT, VerifyConfig(theta=0.5), EXACT, VerifyConfig(theta=0.8), EXACT)
+        ]
+        for job, steps in zip(jobs, together(Batch(engine, tree, places=3), jobs), strict=True):
+            assert strip(steps) == strip(alone(engine, *job))
+            accepted += sum(step.accepted or 0 for step in steps)
+    assert accepted > 10  # otherwise nothing but single tokens was tested
+
+
+def test_each_response_has_its_own_options_and_coins() -> None:
+    """No coin of these seeds lies within float rounding of a threshold, so texts are equal at T > 0 too."""
+    engine = engine_of()
+    prompt = [3, 7, 5, 4]
+    penalised = SamplingConfig(repetition_penalty=1.3, frequency_penalty=0.4)
+    requests = [
+        Request(24, TREE, EXACT, SAMPLED.replace(seed=1)),
+        Request(24, TREE, VerifyConfig(margin="logit-gap", gap=50), SAMPLED.replace(seed=1)),
+        Request(24, TREE, EXACT, SamplingConfig(temperature=1.5, seed=2)),
+        Request(24, TREE, EXACT),
+        Request(24, TREE, EXACT, penalised),
+        Request(24, TREE, VerifyConfig(theta=0.5, max_regret=0.5), penalised.replace(temperature=1.0, seed=5)),
+        Request(24, TREE, EXACT, stop_ids=frozenset(range(3, 10))),
+    ]
+    jobs = [(prompt[: 1 + number % 4], request) for number, request in enumerate(requests)]
+    texts = together(Batch(engine, TREE, places=7), jobs)
+    for job, steps in zip(jobs, texts, strict=True):
+        assert strip(steps) == strip(alone(engine, *job))
+    assert len({str(strip(steps)) for steps in texts}) == len(texts)  # the options really differ in effect
+    assert any("relaxed" in step.provenance for step in texts[1])
+
+
+def test_a_draft_model_drafts_for_a_batch() -> None:
+    target, draft = tiny_model("Llama", vocab_size=16), tiny_model("Qwen2", seed=1, vocab_size=16)
+    engine = Engine(TargetModel(target, None), DraftModel(draft, 16))
+    generator = random.Random(0)
+    jobs = [(random_prompt(generator, n), Request(15, TREE, EXACT)) for n in (2, 9, 30)]
+    for job, steps in zip(jobs, together(Batch(engine, TREE, places=3), jobs), strict=True):
+        assert strip(steps) == strip(alone(engine, *job))
+
+
+def test_a_response_that_is_told_to_leave_disturbs_nobody() -> None:
+    engine = engine_of()
+    prompts = [[3, 7, 5], [4, 4, 9, 8], [12, 3]]
+    request = Request(30, TREE, EXACT)
+    batch = Batch(engine, TREE, places=3)
+    joined = [batch.join(torch.tensor([prompt]), request) for prompt in prompts]
+    kept = {id(joined[1][0]): [joined[1][1]], id(joined[2][0]): [joined[2][1]]}
+    for response, step in batch.cycle():
+        kept.get(id(response), []).append(step)
+    batch.leave(joined[0][0])
+    while batch.responses:
+        for response, step in batch.cycle():
+            kept[id(response)].append(step)
+    for steps, prompt in zip(kept.values(), prompts[1:], strict=True):
+        assert strip(steps) == strip(alone(engine, prompt, request))
+    assert batch.cycle() == []
+
+
+def test_what_a_batch_cannot_share_is_refused() -> None:
+    batch = Batch(engine_of(), TREE, places=2)
+    ids = torch.tensor([[3, 4]])
+    with pytest.raises(ConfigError, match="one draft tree"):
+        batch.join(ids, Request(5, DraftConfig.chain(2)))
+    batch.join(ids, Request(5, TREE, special_ids=(1,)))
+    with pytest.raises(ConfigError, match="special ids"):
+        batch.join(ids, Request(5, TREE, special_ids=(2,)))
+    batch.join(ids, Request(5, TREE, special_ids=(1,)))
+    with pytest.raises(RuntimeError, match="places are taken"):
+        batch.join(ids, Request(5, TREE, special_ids=(1,)))
