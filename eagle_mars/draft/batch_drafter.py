@@ -38,6 +38,8 @@ class BatchDrafter:
     @torch.no_grad()
     def join(self, drafter: Drafter) -> None:
         """Copy the only sequence of `drafter`, which has been fed its prompt, behind the others."""
+        if drafter.output is None:
+            raise RuntimeError("a drafter joins after its first `extend`")
         row, length = len(self.lengths), drafter.rows
         self.lengths.append(length)
         self._reserve(0)
