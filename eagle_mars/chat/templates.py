@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eagle_mars.errors import ConfigError
-from eagle_mars.model import EaModel
+
+if TYPE_CHECKING:
+    from eagle_mars.model import EaModel
 
 Message = dict[str, str]
 
