@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import os
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -29,7 +30,9 @@ from transformers.generation.streamers import BaseStreamer
 
 from eagle_mars.config import DraftConfig, SamplingConfig, VerifyConfig
 from eagle_mars.draft.checkpoint import load_head
+from eagle_mars.draft.draft_model import DraftModel
 from eagle_mars.draft.head import Head
+from eagle_mars.draft.proposer import Proposer
 from eagle_mars.engine import Engine, Request
 from eagle_mars.errors import ConfigError
 from eagle_mars.result import Provenance, Step
@@ -47,6 +50,8 @@ _WARPERS = (
 # What `generate` prepares for its own loop and this one replaces, or checks apart.
 _PREPARED = {"attention_mask", "position_ids", "cache", "past_key_values", "use_cache", "logits_to_keep"}
 _STORED = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+
+Draft = str | os.PathLike[str] | Head | PreTrainedModel
 
 _heads: WeakKeyDictionary[PreTrainedModel, dict[tuple[Any, ...], Head]] = WeakKeyDictionary()
 
@@ -72,7 +77,7 @@ def custom_generate(
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
-    draft: str | os.PathLike[str] | Head | None = None,
+    draft: Draft | None = None,
     verify: VerifyConfig | None = None,
     tree: DraftConfig | None = None,
     streamer: BaseStreamer | None = None,
@@ -80,8 +85,9 @@ def custom_generate(
 ) -> Tensor | GenerateSpeculativeOutput:
     """Decode by draft trees: `model.generate(ids, custom_generate=eagle_mars.custom_generate, draft=..., verify=...)`.
 
-    draft: the draft head, as a directory, a hub id (loaded once per model) or a loaded `Head`. verify: `mars` with
-    θ = 0.9 when None; `VerifyConfig(rule="exact")` is lossless. tree: `DraftConfig`, the shape of the draft tree.
+    draft: the draft head, as a directory, a hub id (loaded once per model) or a loaded `Head`; or a smaller model with
+    the same tokenizer. verify: `mars` with θ = 0.9 when None; `VerifyConfig(rule="exact")` is lossless. tree: the shape
+    of the draft tree.
     Everything else is `generate`'s: lengths, eos ids, sampling options and penalty of the generation config, stopping
     criteria (asked after every token, as ever) and a streamer. There is no tokenizer here, so relaxation leaves alone
     the bos, eos and pad ids only; `VerifyConfig(protected_ids=...)` names others.
@@ -93,8 +99,8 @@ def custom_generate(
     streamer = streamer or _callers_streamer()
     verify = verify or VerifyConfig()
     stop_ids, max_length, criteria = _stops(stopping_criteria, generation_config)
-    head = _head(model, draft)
-    target = TargetModel(model, head.config.capture_layers)
+    proposer = _proposer(model, draft)
+    target = TargetModel(model, proposer.capture_layers)
     max_new_tokens = max_length - input_ids.shape[1]
     check_context(target, input_ids.shape[1], max_new_tokens)
     announce(verify)
@@ -106,8 +112,10 @@ def custom_generate(
         stop_ids=stop_ids,
         special_ids=_special_ids(generation_config, stop_ids, target.config.vocab_size),
     )
-    ids, steps, provenance = input_ids, [], []
-    for step in Engine(target, head).speculate(input_ids, request):
+    ids = input_ids
+    steps: list[Step] = []
+    provenance: list[Provenance] = []
+    for step in Engine(target, proposer).speculate(input_ids, request):
         steps.append(step)
         ids, done = _append(ids, step, criteria, streamer)
         provenance += step.provenance[: ids.shape[1] - input_ids.shape[1] - len(provenance)]
@@ -118,7 +126,7 @@ def custom_generate(
     if not generation_config.return_dict_in_generate:
         return ids
     return GenerateSpeculativeOutput(
-        sequences=ids,
+        sequences=cast("torch.LongTensor", ids),
         provenance=tuple(provenance),
         accepted_lengths=tuple(step.accepted for step in steps if step.accepted is not None),
         regret=sum(step.regret for step in steps),
@@ -217,21 +225,28 @@ def _special_ids(config: GenerationConfig, stop_ids: frozenset[int], vocab_size:
     return tuple(sorted(i for i in named | stop_ids if 0 <= i < vocab_size))
 
 
-def _head(model: PreTrainedModel, draft: str | os.PathLike[str] | Head | None) -> Head:
+def _proposer(model: PreTrainedModel, draft: Draft | None) -> Proposer:
     if draft is None:
         raise ConfigError("custom_generate needs a draft head; pass draft=DIRECTORY or draft=HUB_ID.")
     embed_tokens, lm_head = model.get_input_embeddings(), model.get_output_embeddings()
+    if isinstance(draft, PreTrainedModel):
+        return DraftModel(draft, model.config.get_text_config().vocab_size)
     if isinstance(draft, Head):
         if draft.borrowed != (embed_tokens, lm_head):
             raise ConfigError("this draft head is bound to another model; pass its directory or hub id instead.")
         return draft
     target = TargetModel(model)
-    device = next(target.layers[-1].parameters()).device
+    device = target.layer_devices[-1]
     loaded = _heads.setdefault(model, {})
     key = (os.fspath(draft), target.dtype, device)
     if key not in loaded:
         loaded[key] = load_head(
-            draft, target.config, embed_tokens=embed_tokens, lm_head=lm_head, dtype=target.dtype, device=device
+            Path(draft) if isinstance(draft, os.PathLike) else draft,
+            target.config,
+            embed_tokens=embed_tokens,
+            lm_head=lm_head,
+            dtype=target.dtype,
+            device=device,
         )
     return loaded[key]
 

@@ -179,6 +179,17 @@ def test_a_head_named_by_its_directory_is_loaded_once(llama: PreTrainedModel, tm
         llama.generate(prompt(), **{**named, "draft": tmp_path / "none"})
 
 
+def test_a_smaller_model_drafts(llama: PreTrainedModel) -> None:
+    drafter = tiny_model("Qwen2", seed=1, num_hidden_layers=2)
+    greedy = {"max_new_tokens": 12, "do_sample": False}
+    stock = llama.generate(prompt(), **greedy)
+    assert torch.equal(llama.generate(prompt(), **EXACT, **greedy, draft=drafter), stock)
+    chain = {**EXACT, "tree": DraftConfig.chain(4), "return_dict_in_generate": True}
+    itself = llama.generate(prompt(), **chain, **greedy, draft=llama)
+    assert torch.equal(itself.sequences, stock)
+    assert min(itself.accepted_lengths) == 4  # a target that drafts for itself is always right
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
