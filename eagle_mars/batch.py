@@ -6,18 +6,21 @@ depend on who shares its cycles, as far as floating point allows (T = 0 in fp32:
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from eagle_mars.config import DraftConfig
 from eagle_mars.draft.batch_drafter import BatchDrafter
 from eagle_mars.engine import Engine, Request, Speculation
-from eagle_mars.errors import ConfigError
+from eagle_mars.errors import ConfigError, LogitsError
 from eagle_mars.result import Step
 from eagle_mars.sampling import Coins, History
 from eagle_mars.target import TargetOutput
 from eagle_mars.tree import DraftTree
-from eagle_mars.verify import RowPlan, Verdict, plan, unpack
+from eagle_mars.verify import HostVerdict, RowPlan, Verdict, plan, unpack
 
 
 class Batch:
@@ -38,6 +41,7 @@ class Batch:
         self._cache = engine.target.new_cache(places, engine.target.max_context + draft.total_token)
         self._cache.reset(0)
         self._drafter = BatchDrafter(engine.head, draft, places)
+        self._ready: dict[Speculation, deque[Step | LogitsError]] = {}  # what cycles that others ran gave
         self._plan: RowPlan | None = None  # of the responses as they are; None after one has come or gone
 
     @property
@@ -82,10 +86,10 @@ class Batch:
         self._plan = None
 
     @torch.inference_mode()
-    def cycle(self) -> list[tuple[Speculation, Step]]:
+    def cycle(self) -> list[tuple[Speculation, Step | LogitsError]]:
         """One cycle of every response; those that it ends have left when it returns. Empty without responses.
 
-        Raises LogitsError if any response's logits can't be verified.
+        A response whose logits can't be verified ends with a LogitsError in the place of its step; the others go on.
         """
         if not self.responses:
             return []
@@ -93,17 +97,40 @@ class Batch:
         out = self.engine.target.forward_tree(tree, self._cache)
         verdict = self._verify(tree, out)
         hosts = unpack(verdict.pack(tree).cpu(), tree.max_depth)  # the cycle's only device→host read
-        for host in hosts:
-            host.raise_if_invalid()
-        self._cache.commit([host.path for host in hosts])
-        steps = []
-        for row, (response, host) in enumerate(zip(self.responses, hosts, strict=True)):
+        faults = [_fault(host) for host in hosts]
+        self._cache.commit([[0] if fault else host.path for host, fault in zip(hosts, faults, strict=True)])
+        outcomes: list[tuple[Speculation, Step | LogitsError]] = []
+        for row, (response, host, fault) in enumerate(zip(self.responses, hosts, faults, strict=True)):
             drafted = response.left > 1
-            steps.append((response, response.absorb(host, verdict, out, drafted, row)))
-        for response, step in steps:
-            if step.finish_reason is not None:
+            outcomes.append((response, fault or response.absorb(host, verdict, out, drafted, row)))
+        for response, outcome in outcomes:
+            if isinstance(outcome, LogitsError) or outcome.finish_reason is not None:
                 self.leave(response)
-        return steps
+        return outcomes
+
+    def speculate(self, ids: Tensor, request: Request) -> Iterator[Step]:
+        """Like `Engine.speculate`, sharing cycles: whoever asks for a step that isn't there yet runs one for all.
+
+        Closing the iterator frees the place. Raises what `join` raises, and LogitsError.
+        """
+        response, step = self.join(ids, request)
+        ready = self._ready[response] = deque[Step | LogitsError]()
+        try:
+            yield step
+            while step.finish_reason is None:
+                while not ready:
+                    for other, outcome in self.cycle():
+                        if other in self._ready:  # else somebody drives it by `cycle`
+                            self._ready[other].append(outcome)
+                found = ready.popleft()
+                if isinstance(found, LogitsError):
+                    raise found
+                step = found
+                yield step
+        finally:
+            del self._ready[response]
+            if response in self.responses:
+                self.leave(response)
 
     def _grow(self) -> DraftTree:
         """One tree per response; the bare root where one token is left, since a draft could add nothing."""
@@ -149,6 +176,14 @@ class Batch:
         nothing = torch.full((1, 0), -1, device=self.engine.target.device)
         parts = [response.history_before_root() or History(nothing, nothing) for response in self.responses]
         return History(_padded([part.prompt for part in parts]), _padded([part.generated for part in parts]))
+
+
+def _fault(host: HostVerdict) -> LogitsError | None:
+    try:
+        host.raise_if_invalid()
+    except LogitsError as error:
+        return error
+    return None
 
 
 def _padded(rows: list[Tensor]) -> Tensor:

@@ -9,7 +9,7 @@ from eagle_mars.batch import Batch
 from eagle_mars.config import DraftConfig, SamplingConfig, VerifyConfig
 from eagle_mars.draft.draft_model import DraftModel
 from eagle_mars.engine import Engine, Request
-from eagle_mars.errors import ConfigError
+from eagle_mars.errors import ConfigError, LogitsError
 from eagle_mars.result import Step
 from eagle_mars.target import TargetModel
 from tests.test_engine import EXACT, engine_of, random_prompt, random_tree
@@ -39,6 +39,7 @@ def together(batch: Batch, jobs: list[tuple[list[int], Request]]) -> list[list[S
             numbers[id(response)] = number
             steps[number].append(first)
         for response, step in batch.cycle():
+            assert isinstance(step, Step)
             steps[numbers[id(response)]].append(step)
     return steps
 
@@ -90,6 +91,58 @@ def test_a_draft_model_drafts_for_a_batch() -> None:
     jobs = [(random_prompt(generator, n), Request(15, TREE, EXACT)) for n in (2, 9, 30)]
     for job, steps in zip(jobs, together(Batch(engine, TREE, places=3), jobs), strict=True):
         assert strip(steps) == strip(alone(engine, *job))
+
+
+def test_iterators_share_cycles() -> None:
+    engine = engine_of()
+    prompts = [[3, 7, 5], [4, 4, 9, 8], [12, 3]]
+    request = Request(30, TREE, EXACT)
+    batch = Batch(engine, TREE, places=3)
+    forwards = 0
+    forward_tree = engine.target.forward_tree
+
+    def counted(*arguments):
+        nonlocal forwards
+        forwards += 1
+        return forward_tree(*arguments)
+
+    engine.target.forward_tree = counted
+    running = [batch.speculate(torch.tensor([prompt]), request) for prompt in prompts]
+    steps = [[next(iterator)] for iterator in running]
+    running[2].close()
+    while any(s[-1].finish_reason is None for s in steps[:2]):
+        for iterator, s in zip(running[:2], steps[:2], strict=True):
+            s += [step for step in [next(iterator, None)] if step is not None]
+    shared = forwards
+    for prompt, s in zip(prompts[:2], steps[:2], strict=True):
+        assert strip(s) == strip(alone(engine, prompt, request))
+    assert shared == max(len(s) for s in steps[:2]) - 1  # the first steps are prefill's
+    assert batch.free == 3
+
+
+def test_only_the_response_with_bad_logits_fails() -> None:
+    engine = engine_of()
+    poisoned: set[int] = set()
+    verifier = engine.verifier
+
+    def poison(tree, logits, *arguments, **options):
+        for row in poisoned:
+            logits = logits.index_fill(0, torch.tensor([row]), torch.nan)
+        return verifier(tree, logits, *arguments, **options)
+
+    engine.verifier = poison
+    batch = Batch(engine, TREE, places=2)
+    request = Request(20, TREE, EXACT)
+    good, bad = (batch.speculate(torch.tensor([prompt]), request) for prompt in ([3, 7], [5, 5, 4]))
+    steps = [next(good)]
+    next(bad)
+    poisoned.add(1)
+    steps.append(next(good))
+    poisoned.clear()
+    with pytest.raises(LogitsError, match="NaN"):
+        next(bad)
+    steps += good
+    assert strip(steps) == strip(alone(engine, [3, 7], request))
 
 
 def test_a_response_that_is_told_to_leave_disturbs_nobody() -> None:
