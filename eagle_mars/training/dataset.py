@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,9 @@ class Batch:
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a sequence lies in its shard."""
+    """Where a sequence lies in its shard, and the number of the request that it answers."""
 
+    index: int
     shard: int
     token_start: int
     state_start: int
@@ -68,14 +70,21 @@ class ShardDataset:
         for number, file in enumerate(self._files):
             tokens, source = file.get_tensor("tokens"), file.get_tensor("source")
             start = 0
-            for n, length in enumerate(file.get_tensor("lengths").tolist()):
+            lengths, indices = file.get_tensor("lengths").tolist(), file.get_tensor("indices").tolist()
+            for n, (length, index) in enumerate(zip(lengths, indices, strict=True)):
                 rows = slice(start, start + length)
                 answer = source[rows] >= Source.SAMPLED
                 if deduplicator.is_new(tokens[rows][~answer].tolist(), tokens[rows][answer].tolist()):
-                    self.entries.append(Entry(number, start, start - n, length))
+                    self.entries.append(Entry(index, number, start, start - n, length))
                 else:
                     self.n_duplicates += 1
                 start += length
+
+    def where(self, keep: Callable[[Entry], bool]) -> ShardDataset:
+        """The same shards, restricted to the sequences that ``keep`` says yes to."""
+        part = copy.copy(self)
+        part.entries = [entry for entry in self.entries if keep(entry)]
+        return part
 
     def tokens(self, entry: Entry) -> tuple[Tensor, Tensor]:
         """Token ids and sources [L] of one sequence."""
