@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Collection, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import torch
 from jinja2 import TemplateError
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from eagle_mars.batch import Batch
 from eagle_mars.config import DraftConfig, SamplingConfig, VerifyConfig
 from eagle_mars.cpu import pack_linears
 from eagle_mars.draft.checkpoint import load_head
@@ -32,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 Method = Literal["speculative", "autoregressive"]
 Prompt = str | Sequence[int] | Tensor
+Option = TypeVar("Option", VerifyConfig, SamplingConfig)
 
 
 class EaModel(EagleFunctions):
@@ -150,11 +153,13 @@ class EaModel(EagleFunctions):
         stop_ids: Collection[int] = (),
         method: Method = "speculative",
         top_logprobs: int | None = None,
+        batch: Batch | None = None,
     ) -> ResponseStream:
         """Like `generate`, piece by piece; the stream's `result` holds the whole response at the end.
 
         stop_ids: ids that end the response, besides the model's own.
         top_logprobs: pieces carry the target's scores of their tokens and of that many best ones.
+        batch: share target forwards with the other responses of this `new_batch`; speculative decoding only.
         """
         ids = self._ids(prompt)
         if method not in ("speculative", "autoregressive"):
@@ -166,10 +171,64 @@ class EaModel(EagleFunctions):
         request = self._request(max_new_tokens, draft, verify, sampling, self.stop_ids.union(stop_ids), top_logprobs)
         check_context(self.target, ids.shape[1], max_new_tokens)
         baseline = method == "autoregressive"
-        steps = self._engine.autoregress(ids, request) if baseline else self._engine.speculate(ids, request)
+        if batch is not None and baseline:
+            raise ConfigError("a batch drafts for all of its responses; leave batch out for method='autoregressive'.")
+        steps = self._engine.autoregress(ids, request) if baseline else (batch or self._engine).speculate(ids, request)
         promised = VerifyConfig(rule="exact") if baseline else verify
         rule = method if baseline else verify.rule
         return ResponseStream(steps, self.tokenizer, ids.shape[1], stop, rule, guarantee(promised))
+
+    def new_batch(self, places: int, draft: DraftConfig | None = None) -> Batch:
+        """Up to `places` responses that share target forwards: pass it to `stream`. draft: the tree of all of them."""
+        if places < 1:
+            raise ConfigError(f"a batch of {places} has no place for a response; use 1 or more.")
+        return Batch(self._engine, draft or self.draft, places)
+
+    def generate_many(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        batch_size: int = 8,
+        max_new_tokens: int = 512,
+        draft: DraftConfig | None = None,
+        verify: VerifyConfig | Sequence[VerifyConfig] | None = None,
+        sampling: SamplingConfig | Sequence[SamplingConfig] | None = None,
+        stop: str | Sequence[str] = (),
+    ) -> list[GenerationResult]:
+        """The responses to many prompts, `batch_size` at a time, in the order of the prompts.
+
+        verify, sampling: of all prompts, or one for each; a single seed s is s + i for prompt i. Where one response
+        ends the next begins, so no row waits for the longest. At T = 0 in fp32 the texts are those of `generate`.
+        A response's seconds include the cycles that it shared: they tell its latency, not its cost.
+        Raises what `generate` raises.
+        """
+        batch = self.new_batch(batch_size, draft)
+        options = zip(
+            prompts,
+            _one_each(verify or VerifyConfig(), len(prompts), "verify"),
+            _seeded_each(sampling or SamplingConfig(), len(prompts)),
+            strict=True,
+        )
+        waiting = deque(enumerate(options))
+        running: dict[int, ResponseStream] = {}
+        results: dict[int, GenerationResult] = {}
+        while waiting or running:
+            while waiting and len(running) < batch_size:
+                index, (prompt, rule, warp) = waiting.popleft()
+                running[index] = self.stream(
+                    prompt,
+                    max_new_tokens=max_new_tokens,
+                    draft=draft,
+                    verify=rule,
+                    sampling=warp,
+                    stop=stop,
+                    batch=batch,
+                )
+            for index, stream in tuple(running.items()):
+                if next(stream.cycles(), None) is None:
+                    results[index] = stream.result
+                    del running[index]
+        return [results[index] for index in range(len(prompts))]
 
     def chat_ids(
         self,
@@ -238,6 +297,20 @@ class EaModel(EagleFunctions):
         if ids.min() < 0 or ids.max() >= vocab:
             raise ConfigError(f"the prompt holds ids outside 0..{vocab - 1}; use this target's tokenizer.")
         return ids
+
+
+def _one_each(options: Option | Sequence[Option], count: int, name: str) -> Sequence[Option]:
+    if not isinstance(options, Sequence):
+        return [options] * count
+    if len(options) != count:
+        raise ConfigError(f"{len(options)} {name} options for {count} prompts; give one for all or one for each.")
+    return options
+
+
+def _seeded_each(sampling: SamplingConfig | Sequence[SamplingConfig], count: int) -> Sequence[SamplingConfig]:
+    if isinstance(sampling, SamplingConfig) and sampling.seed is not None:
+        return [sampling.replace(seed=sampling.seed + index) for index in range(count)]
+    return _one_each(sampling, count, "sampling")
 
 
 def _load_proposer(path: str, target: TargetModel, tokenizer: Any) -> Proposer:

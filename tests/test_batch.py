@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 
+from eagle_mars import EaModel
 from eagle_mars.batch import Batch
 from eagle_mars.config import DraftConfig, SamplingConfig, VerifyConfig
 from eagle_mars.draft.draft_model import DraftModel
@@ -174,3 +175,28 @@ def test_what_a_batch_cannot_share_is_refused() -> None:
     batch.join(ids, Request(5, TREE, special_ids=(1,)))
     with pytest.raises(RuntimeError, match="places are taken"):
         batch.join(ids, Request(5, TREE, special_ids=(1,)))
+
+
+def test_generate_many_is_generate_for_each(tiny_pair) -> None:
+    ea = EaModel.from_pretrained(*tiny_pair, total_token=8, depth=2, top_k=3)
+    prompts = ["ab", "cde", "f", "ghij", "ba"]
+    rules = [EXACT, VerifyConfig(theta=0.5), EXACT, VerifyConfig(theta=0.5), EXACT]
+    sampling = SamplingConfig(temperature=0.9, seed=3)
+    many = ea.generate_many(prompts, batch_size=2, max_new_tokens=12, verify=rules, sampling=sampling)
+    for index, (prompt, rule, result) in enumerate(zip(prompts, rules, many, strict=True)):
+        own = ea.generate(prompt, max_new_tokens=12, verify=rule, sampling=sampling.replace(seed=3 + index))
+        assert (result.token_ids, result.text, result.rule) == (own.token_ids, own.text, own.rule)
+    stop = many[0].text[:2]
+    stopped = ea.generate_many(prompts[:1], max_new_tokens=12, verify=EXACT, sampling=sampling, stop=stop)[0]
+    assert (stopped.text, stopped.finish_reason) == ("", "stop")
+    assert ea.generate_many([]) == []
+
+
+def test_generate_many_refuses_what_cannot_be(tiny_pair) -> None:
+    ea = EaModel.from_pretrained(*tiny_pair)
+    with pytest.raises(ConfigError, match="one for each"):
+        ea.generate_many(["a", "b"], verify=[EXACT])
+    with pytest.raises(ConfigError, match="1 or more"):
+        ea.generate_many(["a"], batch_size=0)
+    with pytest.raises(ConfigError, match="leave batch out"):
+        ea.stream("a", method="autoregressive", batch=ea.new_batch(1))

@@ -38,6 +38,7 @@ ALLOWED = {
     "eagle_api": {"engine", "target", "result", "config", "errors"},
     "hf_generate": {"engine", "draft", "target", "verify", "result", "config", "errors"},
     "model": {
+        "batch",
         "eagle_api",
         "engine",
         "draft",
