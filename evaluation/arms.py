@@ -38,6 +38,14 @@ def read_arm(path: Path) -> Arm:
     return Arm(path, answers)
 
 
+def read_arms(paths: Sequence[Path]) -> list[Arm]:
+    """Raises ConfigError if a file holds no answers, or two share the name that tells arms apart."""
+    arms = [read_arm(path) for path in paths]
+    if len({arm.name for arm in arms}) < len(arms):
+        raise ConfigError("two answer files share a name, which is the name of their arm; rename one.")
+    return arms
+
+
 def asked(
     arms: Sequence[Arm], question_file: Path | None, begin: int = 0, end: int | None = None
 ) -> tuple[Task, list[Question]]:

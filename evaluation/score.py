@@ -7,39 +7,22 @@ paired by question. Markdown on stdout, the same as JSON with provenance in `--o
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from eagle_mars.cli_options import one_sentence_errors
-from evaluation.arms import Arm, asked, choose_baseline, read_arm
+from evaluation.arms import Arm, asked, choose_baseline, read_arms
 from evaluation.graders.grade import Graded, grade
 from evaluation.graders.problems import with_problems
 from evaluation.judge.show import question_scores
 from evaluation.metrics import Cell, compare, interval, mean, measure, seconds_per_solved
 from evaluation.provenance import provenance, write_atomically
 from evaluation.sandbox import Limits
+from evaluation.table import markdown_table, plain
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
-
-@dataclass(frozen=True)
-class Row:
-    """An arm and its cells by column."""
-
-    arm: Arm
-    cells: Mapping[str, Cell]
-
-    def plain(self) -> dict[str, Any]:
-        """For JSON; what a cell doesn't have is left out."""
-        told = {
-            name: {key: value for key, value in asdict(cell).items() if value not in (None, "")}
-            for name, cell in self.cells.items()
-        }
-        return {"arm": self.arm.name, "method": self.arm.method, "file": str(self.arm.path), "cells": told}
 
 
 @app.command()
@@ -60,20 +43,20 @@ def main(
 ) -> None:
     """Score answer files."""
     with one_sentence_errors():
-        arms = [read_arm(path) for path in answer_files]
+        arms = read_arms(answer_files)
         task, questions = asked(arms, question_file, question_begin, question_end)
         if problems:
             questions = with_problems(questions, problems)
         limits = Limits(seconds=timeout, allow_unconfined=allow_unconfined)
         base = choose_baseline(arms, baseline)
-        rows: list[Row] = []
+        rows: dict[str, dict[str, Cell]] = {}
         for arm in arms:
             if task.grader == "judge" and judgments:
                 graded = Graded({"judge": question_scores(judgments, arm.name)})
             else:
                 graded = grade(task, questions, arm.answers, ks=k or (1,), limits=limits, workers=workers)
             unanswered = len({q.question_id for q in questions} - {a.question_id for a in arm.answers})
-            rows.append(Row(arm, {**cells(arm, graded, base, seed), "unanswered": Cell(float(unanswered))}))
+            rows[arm.name] = {**cells(arm, graded, base, seed), "unanswered": Cell(float(unanswered))}
     head = {
         "task": task.name,
         "task_version": task.version,
@@ -81,12 +64,19 @@ def main(
         "baseline": base.name if base else None,
         "seed": seed,
     }
-    table = markdown(head, rows)
-    typer.echo(table)
+    text = (
+        f"{task.name}, {len(questions)} questions; baseline {head['baseline'] or 'none'}; in brackets 95 % intervals, "
+        f"bootstrap by question, seed {seed}.\n\n{markdown_table(rows)}"
+    )
+    typer.echo(text)
     if out:
-        told = {**head, "rows": [row.plain() for row in rows], "provenance": provenance()}
+        told_rows = [
+            {"arm": arm.name, "method": arm.method, "file": str(arm.path), "cells": plain(rows[arm.name])}
+            for arm in arms
+        ]
+        told = {**head, "rows": told_rows, "provenance": provenance()}
         write_atomically(out / "scores.json", json.dumps(told, indent=2, ensure_ascii=False) + "\n")
-        write_atomically(out / "scores.md", table)
+        write_atomically(out / "scores.md", text)
 
 
 def cells(arm: Arm, graded: Graded, base: Arm | None, seed: int) -> dict[str, Cell]:
@@ -100,32 +90,6 @@ def cells(arm: Arm, graded: Graded, base: Arm | None, seed: int) -> dict[str, Ce
     if base is None:
         return found | {"speed-up": Cell.empty("no baseline: give an `ar` arm, or --baseline")}
     return found | compare(arm.answers, base.answers, seed)
-
-
-def markdown(head: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    """The table, one row per arm, reasons of empty cells below it."""
-    names = list(dict.fromkeys(name for row in rows for name in row.cells))
-    reasons: dict[str, int] = {}
-    lines = [
-        f"{head['task']}, {head['questions']} questions; baseline {head['baseline'] or 'none'}; in brackets 95 % "
-        f"intervals, bootstrap by question, seed {head['seed']}.",
-        "",
-        "| arm | " + " | ".join(names) + " |",
-        "|---|" + "---:|" * len(names),
-    ]
-    for row in rows:
-        shown = [_show(row.cells.get(name, Cell.empty("not measured for this arm")), reasons) for name in names]
-        lines.append(f"| {row.arm.name} | " + " | ".join(shown) + " |")
-    lines += ["", *(f"({number}) {reason}.  " for reason, number in reasons.items())] if reasons else []
-    return "\n".join(lines) + "\n"
-
-
-def _show(cell: Cell, reasons: dict[str, int]) -> str:
-    if cell.value is None:
-        return f"({reasons.setdefault(cell.reason, len(reasons) + 1)})"
-    if cell.low is None or cell.high is None:
-        return f"{cell.value:.4g}"
-    return f"{cell.value:.4g} [{cell.low:.4g}, {cell.high:.4g}]"
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ from evaluation.judge.client import Judge
 from evaluation.judge.judging import matches, pairs, run
 from evaluation.judge.prompts import OWN, read_prompts
 from evaluation.judge.records import PairJudgment, SingleJudgment, read_rows, read_turns
-from evaluation.judge.show import markdown, pair_results, single_results
+from evaluation.judge.show import pair_results, single_results
+from evaluation.table import markdown_table
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
@@ -49,7 +50,7 @@ def single(
         path = _output(out, answer_files, f"{_file_name(judge_model)}_single.jsonl")
         judge = Judge(judge_model, base_url, max_tokens=max_tokens)
         _judge(judge, answer_files, groups, question_file, reference_file, prompts, path, parallel)
-        typer.echo(markdown(single_results(read_rows(path, SingleJudgment))))
+        typer.echo(markdown_table(single_results(read_rows(path, SingleJudgment)), "model"))
 
 
 @app.command()
@@ -76,7 +77,7 @@ def pairwise(
         path = _output(out, answer_files, f"{_file_name(judge_model)}_pair.jsonl")
         judge = Judge(judge_model, base_url, max_tokens=max_tokens)
         _judge(judge, answer_files, groups, question_file, reference_file, prompts, path, parallel)
-        typer.echo(markdown(pair_results(read_rows(path, PairJudgment))))
+        typer.echo(markdown_table(pair_results(read_rows(path, PairJudgment)), "model"))
 
 
 @app.command()
@@ -91,7 +92,7 @@ def show(judgment_file: Annotated[Path, typer.Argument(help="..._single.jsonl or
             results = single_results(read_rows(judgment_file, SingleJudgment))
         if not results:
             raise ConfigError(f"{judgment_file} holds no judgments yet; judge first.")
-        typer.echo(markdown(results))
+        typer.echo(markdown_table(results, "model"))
 
 
 def _judge(

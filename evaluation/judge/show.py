@@ -63,16 +63,6 @@ def question_scores(path: Path, model: str) -> dict[QuestionId, float]:
     return {question: fmean(given) for question, given in marks.items()}
 
 
-def markdown(results: dict[str, Result]) -> str:
-    """A table, one row per model."""
-    columns = list(next(iter(results.values())))
-    lines = ["| model | " + " | ".join(columns) + " |", "|---|" + "---:|" * len(columns)]
-    lines += [
-        "| " + " | ".join([model, *(_show(cell) for cell in row.values())]) + " |" for model, row in results.items()
-    ]
-    return "\n".join(lines)
-
-
 def _mark(rows: Sequence[SingleJudgment], seed: int) -> Cell:
     by_question: dict[QuestionId, list[float]] = defaultdict(list)
     for row in rows:
@@ -97,9 +87,3 @@ def _rates(count: Counter[str]) -> Result:
         "win adjusted": Cell((count["win"] + count["tie"] / 2) / judged),
         "unparsed": unparsed,
     }
-
-
-def _show(cell: Cell) -> str:
-    if cell.value is None:
-        return f"({cell.reason})"
-    return f"{cell.value:.4g}" if cell.low is None else f"{cell.value:.4g} [{cell.low:.4g}, {cell.high:.4g}]"
