@@ -57,7 +57,7 @@ def head_after_one_step_of_two(target, data: Path, options: TrainOptions) -> dic
     return start.head.state_dict()
 
 
-def test_a_head_in_five_commands(target, target_dir, data, tmp_path):
+def test_a_head_in_five_commands(target, target_dir, data, tmp_path, capsys):
     work, out = tmp_path / "work", tmp_path / "head"
     files = ["--target", target_dir, "--data", data, "--held-out", data, "--work-dir", work, "--out", out]
     two = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -78,6 +78,15 @@ def test_a_head_in_five_commands(target, target_dir, data, tmp_path):
     assert [record["step"] for record in records] == [1, 2, 3]
     assert len(records[-1]["held_out"]["conditional"]) == 5
     assert (work / "curves.png").stat().st_size > 10_000
+
+    questions = tmp_path / "question.jsonl"
+    questions.write_text("".join(json.dumps({"category": "ab"[i % 2]}) + "\n" for i in range(12)), "utf-8")
+    chosen = ["--checkpoint", work / "checkpoint.pt", "--held-out", data, "--questions", questions]
+    run_script("evaluate_head.py", "--target", target_dir, *chosen, "--tree", "6", "1", "3")
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith(("| a", "| b"))]
+    tokens = {name.strip("| "): int(n) for name, _, n, *_ in rows}
+    assert tokens["all"] == tokens["a"] + tokens["b"]
+    assert float(rows[0][3]) == pytest.approx(records[-1]["held_out"]["tau"], abs=5e-4)
 
     model = EaModel.from_pretrained(base_model_path=str(target_dir), ea_model_path=str(out), dtype=torch.float32)
     prompt = torch.tensor([[2, 5, 6, 7, 1, 2]])
