@@ -28,6 +28,7 @@ from eagle_mars.render import progress
 from eagle_mars.sampling import SamplingPlan
 from eagle_mars.stream import ResponseStream
 from evaluation.matching import Matched, candidates, choose
+from evaluation.metrics import loop_rate
 from evaluation.provenance import append_row, provenance, write_atomically
 from evaluation.sweep import HELDOUT, markdown, parse_tree
 from evaluation.watch import LawWatch, Replay
@@ -228,12 +229,6 @@ def log_probabilities(ea: EaModel, prompt: Sequence[int], result: GenerationResu
     ids = torch.tensor([[*prompt, *result.token_ids]], device=ea.device)
     logits = ea.base_model(ids, logits_to_keep=len(result.token_ids) + 1).logits[0, :-1].float()
     return logits.log_softmax(-1).gather(-1, ids[0, len(prompt) :, None]).flatten().tolist()
-
-
-def loop_rate(tokens: Sequence[int], n: int = 4) -> float:
-    """Share of n-grams that occurred before in the same answer."""
-    grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
-    return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
 def _load(model: str | None, head: str | None, threads: int, cpu_pack: bool = False) -> EaModel:

@@ -10,7 +10,6 @@ from eagle_mars.sampling import Coins
 from eagle_mars.tree import DraftTree
 from eagle_mars.verify import verify
 from evaluation.law import Node, law, total_variation
-from evaluation.rules import loop_rate
 
 RELEASED = {"rule": "mars-released", "theta": 0.9}
 RULES = [
@@ -59,9 +58,3 @@ def test_exact_is_the_target() -> None:
     w = LOGITS[0].double()
     node = Node(LOGITS[0], w.softmax(-1), w, [1, 2], [0.5, 0.2])
     assert total_variation(law(node, VerifyConfig(rule="exact")), node.p) == 0
-
-
-def test_loop_rate() -> None:
-    assert loop_rate([1, 2, 3, 4, 5]) == 0
-    assert loop_rate([1, 2, 3, 4] * 3) == pytest.approx(1 - 4 / 9)
-    assert loop_rate([1]) == 0

@@ -94,6 +94,7 @@ def test_seconds_per_solved_counts_the_time_of_failures_too() -> None:
 def test_loop_rate() -> None:
     assert loop_rate([1, 2, 3, 4, 5]) == 0
     assert loop_rate([7] * 12) == pytest.approx(8 / 9)
+    assert loop_rate([1, 2, 3, 4] * 3) == pytest.approx(1 - 4 / 9)
     assert loop_rate([1, 2]) == 0
 
 
