@@ -3,7 +3,7 @@
 python scripts/plot_scaling.py docs/results/head-scaling.jsonl
 
 A line of the file is one finished head: run, different_tokens, rows (seen in training), cpu_minutes (of generating and
-training), tau (chain of 5, replay of the held-out prompts), note. Table and picture get the same name with .md and .png.
+training), tau (chain of 5, replay of the held-out prompts), note. Table and picture: the same name with .md and .png.
 """
 
 from __future__ import annotations
