@@ -1,4 +1,4 @@
-"""`eagle-mars generate | compare | info | chat | serve`. Results go to stdout, everything else to stderr."""
+"""`eagle-mars generate | compare | info | chat | serve | web | fastchat`: results on stdout, the rest on stderr."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import typer
 from rich.console import Console
 
 from eagle_mars.chat.cli import chat, serve
+from eagle_mars.chat.fastchat_cli import app as fastchat
+from eagle_mars.chat.web_cli import web
 from eagle_mars.cli_options import (
     BranchOption,
     CpuPack,
@@ -200,6 +202,8 @@ def _prompt_ids(ea: EaModel, text: str, raw: bool, system: str | None) -> Any:
 
 app.command()(chat)
 app.command()(serve)
+app.command()(web)
+app.add_typer(fastchat, name="fastchat")
 
 
 def main() -> None:

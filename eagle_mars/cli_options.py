@@ -39,6 +39,9 @@ DraftTopK = Annotated[int | None, typer.Option("--top-k", help="Beam width and f
 CpuPack = Annotated[
     bool | None, typer.Option("--cpu-pack/--no-cpu-pack", help="Second copy of the weights in oneDNN's layout.")
 ]
+ChatTemplate = Annotated[
+    str | None, typer.Option(help="vicuna, llama-2, chatml, raw, or a Jinja file. Default: the tokenizer's template.")
+]
 Raw = Annotated[bool, typer.Option("--raw", help="Give the prompt as it is, without the chat template.")]
 System = Annotated[str | None, typer.Option(help="System message of the chat template.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]

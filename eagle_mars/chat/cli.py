@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, cast, get_args
+from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
 
 from eagle_mars.cli_options import (
     BranchOption,
+    ChatTemplate,
     CpuPack,
     Depth,
     Device,
@@ -35,10 +36,12 @@ from eagle_mars.cli_options import (
 from eagle_mars.config import Rule, SamplingConfig, VerifyConfig
 from eagle_mars.errors import ConfigError
 
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from eagle_mars.chat.session import ChatService
+
 DefaultRule = Annotated[Rule, typer.Option(help="Acceptance rule of requests that name none.")]
-ChatTemplate = Annotated[
-    str | None, typer.Option(help="vicuna, llama-2, chatml, raw, or a Jinja file. Default: the tokenizer's template.")
-]
 MaxRegret = Annotated[float | None, typer.Option(help="Nats of regret per answer, then exact for good.")]
 
 
@@ -70,6 +73,12 @@ def serve(
     max_waiting: Annotated[int, typer.Option(help="Requests that may wait; beyond it the answer is 429.", min=0)] = 32,
     max_body_mib: Annotated[int, typer.Option(help="Size limit of a request.", min=1)] = 4,
     drain_seconds: Annotated[int, typer.Option(help="Time that running requests get after SIGTERM.", min=0)] = 30,
+    fastchat_controller: Annotated[
+        str | None, typer.Option(help="URL of a FastChat controller: also serve as its worker, under /fc.")
+    ] = None,
+    fastchat_address: Annotated[
+        str | None, typer.Option(help="URL under which FastChat reaches /fc. Default: http://HOST:PORT/fc.")
+    ] = None,
     chat_template: ChatTemplate = None,
     total_token: TotalToken = None,
     depth: Depth = None,
@@ -113,7 +122,22 @@ def serve(
         app = create_app(service, metrics, ServerOptions(name, api_key, temperature, max_body_mib * 2**20))
         if host not in ("127.0.0.1", "localhost", "::1") and not api_key:
             err.print(f"[yellow]anyone who reaches {host}:{port} can use this server; set --api-key.[/yellow]")
+        if fastchat_controller:
+            _mount_worker(app, service, fastchat_controller, fastchat_address or f"http://{host}:{port}/fc", name)
+            if api_key:
+                err.print("[yellow]FastChat's protocol knows no API key: /fc answers everyone.[/yellow]")
         uvicorn.run(app, host=host, port=port, timeout_graceful_shutdown=drain_seconds)
+
+
+def _mount_worker(app: FastAPI, service: ChatService, controller: str, address: str, name: str) -> None:
+    from eagle_mars.chat.fastchat_launch import require_fschat
+
+    require_fschat()
+    from eagle_mars.chat.fastchat_worker import EagleMarsWorker
+
+    worker = EagleMarsWorker(service, controller, address, name)
+    app.mount("/fc", worker.app)
+    worker.init_heart_beat()
 
 
 def chat(
