@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from eagle_mars import EaModel
-from eagle_mars.errors import ConfigError
 from evaluation.answers import Answer
 from evaluation.data.questions import Question
 from evaluation.models import Conversations, load_pair
+from evaluation.record import read_settings
 from evaluation.settings import RunSettings
 
 
@@ -30,13 +28,7 @@ class Gaps:
     @classmethod
     def of_run(cls, answer_file: Path, questions: Sequence[Question], device: str = "cpu") -> Self:
         """Load the pair that the record beside the answers names. Raises ConfigError without a record."""
-        path = answer_file.with_suffix(".run.json")
-        try:
-            settings = RunSettings.model_validate(json.loads(path.read_text("utf-8"))["settings"])
-        except (OSError, ValueError, KeyError, ValidationError) as error:
-            raise ConfigError(
-                f"{path} doesn't say which model made the answers ({error!r}); leave ties out."
-            ) from error
+        settings = read_settings(answer_file)
         return cls(load_pair(settings.model, device), settings, questions)
 
     def at(self, answer: Answer, choice: int, turn: int, position: int) -> float:

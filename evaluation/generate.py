@@ -9,6 +9,7 @@ import torch
 
 from eagle_mars import EaModel, GenerationResult
 from eagle_mars.errors import EagleMarsError
+from evaluation import controls
 from evaluation.answers import Answer, Choice, Failure, TurnStats
 from evaluation.data.questions import Question
 from evaluation.models import Conversations
@@ -60,8 +61,18 @@ class Answerer:
     def _generate(
         self, messages: list[dict[str, str]], question: Question, choice: int, turn: int, max_new_tokens: int
     ) -> GenerationResult:
+        ids = self._conversations.ids(messages)
+        if self._settings.control:
+            return controls.generate(
+                self._ea,
+                ids,
+                self._settings.control,
+                max_new_tokens=max_new_tokens,
+                sampling=self._settings.sampling(question, choice, turn),
+                stop=self._settings.stop,
+            )
         return self._ea.generate(
-            self._conversations.ids(messages),
+            ids,
             max_new_tokens=max_new_tokens,
             verify=self._settings.verify,
             sampling=self._settings.sampling(question, choice, turn),

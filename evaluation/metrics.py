@@ -187,7 +187,7 @@ _SUMS: dict[str, Callable[[list[TurnStats]], float]] = {
 
 
 def _tau_without_cycles(answers: Sequence[Answer]) -> Cell:
-    if all(answer.method == "ar" for answer in answers):
+    if all(answer.method in ("ar", "random-swap", "matched") for answer in answers):
         return Cell(1.0)  # the target alone gives one token per forward
     return Cell.empty("no cycle: every answer ended with its first token")
 

@@ -78,6 +78,16 @@ class RunRecord:
         return earlier
 
 
+def read_settings(answer_file: Path) -> RunSettings:
+    """How the answers were made. Raises ConfigError without the record that says so."""
+    path = answer_file.with_suffix(".run.json")
+    try:
+        return RunSettings.model_validate(json.loads(path.read_text("utf-8"))["settings"])
+    except (OSError, ValueError, KeyError) as error:
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        raise ConfigError(f"{path} doesn't say how {answer_file.name} was made ({reason}); repeat that run.") from error
+
+
 def _leaves(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted names and values of what is compared."""
     for name, inner in value.items():

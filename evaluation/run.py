@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast, get_args
 
 import torch
 import typer
@@ -19,15 +19,18 @@ from rich.console import Console
 from rich.markup import escape
 from transformers.utils import logging as hf_logging
 
-from eagle_mars import EaModel
+from eagle_mars import EaModel, VerifyConfig
 from eagle_mars.config import Branch, DraftConfig, Margin
 from eagle_mars.draft.eagle3 import Eagle3Head
 from eagle_mars.errors import ConfigError, EagleMarsError
+from evaluation.answers import read_answers
+from evaluation.controls import Control, ControlKind
 from evaluation.data.hub import read_hub
 from evaluation.data.questions import Question, read_questions
 from evaluation.job import Job, run_job
 from evaluation.models import ModelConfig, check_model_config, load_pair, read_model_config
-from evaluation.settings import EvaluationMethod, RunSettings, arm_name, verify_config
+from evaluation.record import read_settings
+from evaluation.settings import UNDRAFTED, EvaluationMethod, RunSettings, arm_name, verify_config
 from evaluation.tasks import Task, find_task
 from evaluation.workers import Workers
 
@@ -63,7 +66,12 @@ def main(
     total_token: Annotated[int | None, typer.Option(help="Nodes of the draft tree, root included.")] = None,
     depth: Annotated[int | None, typer.Option(help="Tree depth: at most depth + 1 drafts on a path.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Beam width and fan-out of the tree; 1 is a chain.")] = None,
-    method: Annotated[EvaluationMethod, typer.Option(help="ar (target alone) or an acceptance rule.")] = "mars",
+    method: Annotated[
+        EvaluationMethod, typer.Option(help="ar (target alone), an acceptance rule, or a control (see --like).")
+    ] = "mars",
+    like: Annotated[
+        Path | None, typer.Option(help="random-swap, matched: answers of the rule to disturb as often as.")
+    ] = None,
     theta: Annotated[
         float | None,
         typer.Option("--relaxation-threshold", "--theta", help="Low margin is z2/z1 > theta; default 0.9."),
@@ -139,16 +147,18 @@ def main(
             "rho": rho,
         }
         verify = verify_config(method, _given(options))
+        control = _control(method, like)
         if category_temperatures and temperature is not None:
             raise ConfigError("--temperature and --category-temperatures both name the temperature; give one of them.")
         drawn_at = "by-category" if category_temperatures else f"{temperature or 0:g}"
         settings = RunSettings(
-            model_id=model_id or arm_name(name, method, verify, drawn_at),
+            model_id=model_id or arm_name(name, method, control.verify if control else verify, drawn_at),
             bench_name=task.name,
             task_version=task.version,
             model=model,
             method=method,
             verify=verify,
+            control=control,
             temperature=temperature or 0.0,
             top_p=top_p,
             sample_top_k=sample_top_k,
@@ -216,8 +226,10 @@ def _model(
     else:
         name = Path(config).stem if config else "smollm2"
         model = read_model_config(config or name)
-    if method == "ar" and _given(tree):
-        raise ConfigError("--method ar drafts nothing, so it has no tree; leave out --total-token, --depth, --top-k.")
+    if method in UNDRAFTED and _given(tree):
+        raise ConfigError(
+            f"--method {method} drafts nothing, so it has no tree; leave out --total-token, --depth, --top-k."
+        )
     given = _given(changes)
     if given.get("dtype", model.dtype) not in ("auto", "float32"):
         given.setdefault("cpu_pack", False)  # a layout for half precision exists on some processors only
@@ -225,6 +237,21 @@ def _model(
         given["system"] = None
     values = {**model.model_dump(), **given, "tree": DraftConfig(**{**model.tree.model_dump(), **_given(tree)})}
     return name, check_model_config("the command line", values)
+
+
+def _control(method: EvaluationMethod, like: Path | None) -> Control | None:
+    """What a control disturbs: the margin of the rule's run, as often as its answers say."""
+    if method not in get_args(ControlKind):
+        if like:
+            raise ConfigError("--like is read by --method random-swap and matched; leave it out.")
+        return None
+    if like is None:
+        raise ConfigError(f"--method {method} needs --like: the answers of the rule to disturb as often as.")
+    rule = read_settings(like).verify
+    if rule is None:
+        raise ConfigError(f"{like} was made without a rule, so there is nothing to be like; give answers of mars.")
+    rule = VerifyConfig(**rule.model_dump(exclude_defaults=True))  # so that the arm's name holds what was chosen
+    return Control.like(cast(ControlKind, method), rule, read_answers(like))
 
 
 def _questions(

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from eagle_mars import SamplingConfig, VerifyConfig
 from eagle_mars.config import Rule
 from eagle_mars.errors import ConfigError
+from evaluation.controls import Control, ControlKind
 from evaluation.data.questions import Question
 from evaluation.models import ModelConfig
 
-EvaluationMethod = Literal["ar", Rule]
+EvaluationMethod = Literal["ar", Rule, ControlKind]
 
 # FastChat's temperatures by MT-Bench category.
 CATEGORY_TEMPERATURES = {
@@ -39,17 +40,20 @@ READS: dict[EvaluationMethod, set[str]] = {
     "typical": {"epsilon", "alpha"} | _GUARDS,
     "topk-delta": {"rank", "delta"} | _GUARDS,
     "prob-ratio": {"rank", "rho"} | _GUARDS,
+    "random-swap": set(),
+    "matched": set(),
 }
+UNDRAFTED: tuple[EvaluationMethod, ...] = ("ar", *get_args(ControlKind))  # the target alone
 
 
 class RunSettings(BaseModel):
     """One arm of an evaluation.
 
     model_id: FastChat's name of the arm. bench_name, task_version: the task. method: `ar` is the target alone.
-    verify: how drafts are accepted; None for `ar`. temperature, top_p, sample_top_k: how tokens are drawn.
-    category_temperatures: FastChat's temperature of the question's category instead of `temperature`.
-    seed: the root of every turn's seed. max_new_tokens: per turn. num_choices: samples per question.
-    stop: strings that end a turn.
+    verify: how drafts are accepted; None where nothing is drafted. control: how a control disturbs the target.
+    temperature, top_p, sample_top_k: how tokens are drawn. category_temperatures: FastChat's temperature of the
+    question's category instead of `temperature`. seed: the root of every turn's seed. max_new_tokens: per turn.
+    num_choices: samples per question. stop: strings that end a turn.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
@@ -60,6 +64,7 @@ class RunSettings(BaseModel):
     model: ModelConfig
     method: EvaluationMethod
     verify: VerifyConfig | None
+    control: Control | None = None
     temperature: float = Field(ge=0, allow_inf_nan=False)
     top_p: float = Field(1.0, gt=0, le=1)
     sample_top_k: int = Field(0, ge=0)
@@ -103,7 +108,7 @@ def turn_seed(seed: int, question_id: int | str, choice: int, turn: int) -> int:
 
 
 def verify_config(method: EvaluationMethod, given: dict[str, Any]) -> VerifyConfig | None:
-    """The acceptance rule of a method with the options that were given; None for `ar`.
+    """The acceptance rule of a method with the options that were given; None where nothing is drafted.
 
     Raises ConfigError if the method doesn't read one of them, or they are not usable together.
     """
@@ -111,13 +116,13 @@ def verify_config(method: EvaluationMethod, given: dict[str, Any]) -> VerifyConf
         if name not in READS[method]:
             readers = " or ".join(other for other, reads in READS.items() if name in reads)
             raise ConfigError(f"--method {method} doesn't read {flag(name)}; leave it out, or use --method {readers}.")
-    return None if method == "ar" else VerifyConfig(rule=method, **given)
+    return None if method in UNDRAFTED else VerifyConfig(rule=method, **given)
 
 
 def arm_name(model: str, method: EvaluationMethod, verify: VerifyConfig | None, temperature: str) -> str:
     """The default model id: model, method with the options that were set, temperature."""
     options = verify.model_dump(exclude_unset=True, exclude={"rule"}) if verify else {}
-    if verify and not options and method in ("mars", "mars-paper", "mars-released"):
+    if verify and not options and method in ("mars", "mars-paper", "mars-released", *get_args(ControlKind)):
         options = {"theta": verify.theta}
     parts = [f"{name.replace('_', '-')}{value}" for name, value in options.items()]
     return "-".join([model, method, *parts, "temperature", temperature])

@@ -134,7 +134,7 @@ def test_shares_are_compared_but_never_flip() -> None:
 def test_ties_need_the_record_of_the_run(files: dict[str, Path], tmp_path: Path) -> None:
     done = run(files, "--ties", out=tmp_path)
     assert done.exit_code == 1
-    assert "doesn't say which model made the answers" in " ".join(done.output.split())
+    assert "doesn't say how exact.jsonl was made" in " ".join(done.output.split())
 
 
 def test_the_gap_is_the_targets_own_after_the_same_conversation(tiny_pair) -> None:
