@@ -17,13 +17,16 @@ from eagle_mars.errors import ConfigError
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "models"
 EMBEDDED = "embedded"
+EMBEDDED_TARGET = "embedded-target"  # as a head: the target drafts for itself
 
 
 class ModelConfig(BaseModel):
     """A target with its head, and how it is talked to.
 
-    target, head: hub id, local directory, or `embedded`. head_source: where the head's id comes from; head None means
-    that no id is known, so that `--ea-model-path` has to name one. dtype: `auto` is the checkpoint's.
+    target, head: hub id, local directory, or `embedded`. The head may be a whole language model that shares the
+    target's tokenizer; `embedded-target` makes the embedded target draft for itself. head_source: where the head's id
+    comes from; head None means that no id is known, so that `--ea-model-path` has to name one. dtype: `auto` is the
+    checkpoint's.
     template: a name or file that `eagle_mars.chat.templates` knows; None is the tokenizer's own.
     system: the system message. thinking: what the template's `enable_thinking` is set to; None leaves it alone.
     tree: shape of the draft tree. cpu_pack: on a CPU, lay out the weights for small batches (`eagle_mars.cpu`).
@@ -50,6 +53,8 @@ class ModelConfig(BaseModel):
         """Raises ConfigError if no head is known."""
         if self.head is None:
             raise ConfigError(f"no draft head is known for {self.target}; name one with --ea-model-path.")
+        if self.head == EMBEDDED_TARGET:
+            return str(embedded_target_path())
         return str(embedded_head_path()) if self.head == EMBEDDED else self.head
 
 

@@ -56,13 +56,15 @@ class Replay:
     """Lets `verify` go on as asked and asks, at every tree, how many drafts other options would have accepted.
 
     So all candidates are judged on the same trees, logits and coins: those of one strict run.
-    accepted: per candidate, accepted drafts of every cycle. z1, z2: the two best raw logits of every walked node.
+    accepted, regret: per candidate, accepted drafts and nats of every cycle. z1, z2: the two best raw logits of every
+    walked node.
     """
 
     candidates: Mapping[str, VerifyConfig]
     sampling: SamplingConfig
     special_ids: Sequence[int]
     accepted: dict[str, list[int]] = field(default_factory=dict)
+    regret: dict[str, list[float]] = field(default_factory=dict)
     z1: list[float] = field(default_factory=list)
     z2: list[float] = field(default_factory=list)
     _plans: dict[str, RowPlan] = field(default_factory=dict)
@@ -79,6 +81,7 @@ class Replay:
                 self._plans[name] = self._compile(config, logits)
             other = verify(tree, logits, self._plans[name], coins, check=False)
             self.accepted.setdefault(name, []).append(int(other.n_accepted))
+            self.regret.setdefault(name, []).append(float(other.regret))
         return verdict
 
     def _compile(self, config: VerifyConfig, logits: Tensor) -> RowPlan:
