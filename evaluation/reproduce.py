@@ -68,7 +68,7 @@ def main(
         for each in tables:
             err.print(f"[bold]{each.name}[/bold]: {each.title}")
             for line in lines(planner.runs(each), speeds(work)):
-                err.print("  " + line, highlight=False)
+                err.print("  " + line, highlight=False, soft_wrap=True)
         if plan:
             return
         workers = Workers.join(device)
@@ -119,7 +119,7 @@ class Decoder:
                 self.done.add(run.answer_file)
             except EagleMarsError as error:
                 self.failures[run.model] = f"not run: {error}".rstrip(".")
-                err.print(f"{run.model}: {self.failures[run.model]}", highlight=False)
+                err.print(f"{run.model}: {self.failures[run.model]}", highlight=False, soft_wrap=True)
         return self.failures.get(run.model)
 
     def _decode(self, run: Run) -> None:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 
 from eagle_mars import VerifyConfig
+from eagle_mars.config import Rule
 from eagle_mars.errors import ConfigError
 from evaluation.metrics import Cell
-from evaluation.settings import EvaluationMethod, verify_config
+from evaluation.settings import verify_config
 from evaluation.tasks import find_task
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "tables"
@@ -30,7 +31,7 @@ class _Record(BaseModel):
 class Arm(_Record):
     """One way to decode: a method and its options, as `evaluation.run` takes them."""
 
-    method: EvaluationMethod
+    method: Literal["ar", Rule]
     options: dict[str, Any] = {}
 
     @property
