@@ -47,12 +47,15 @@ def write_atomically(path: Path, text: str) -> None:
     """Write `text` so that a reader sees the old file or the new one, never half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())  # else a crash of the machine may leave the new name with none of its content
-    Path(name).chmod(0o644)  # mkstemp's 0600 is for secrets
-    Path(name).replace(path)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())  # else a crash of the machine may leave the new name with none of its content
+        Path(name).chmod(0o644)  # mkstemp's 0600 is for secrets
+        Path(name).replace(path)
+    finally:
+        Path(name).unlink(missing_ok=True)
 
 
 def append_row(path: Path, row: dict[str, Any]) -> None:

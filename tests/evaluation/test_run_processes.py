@@ -66,6 +66,8 @@ def test_two_processes_write_the_file_of_one(
     command += ["-m", "evaluation.run", *arguments(tiny_pair, questions, path, *FLAGS, "--num-gpus-total", "2")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
+    assert "process 0 of 2: 100%" in done.stderr
+    assert "4/4" in done.stderr  # its half of the questions
     assert done.stdout.count('"answers": 8') == 1
     assert untimed([Answer.model_validate_json(line) for line in path.read_text("utf-8").splitlines()]) == untimed(
         uninterrupted
