@@ -8,7 +8,18 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from evaluation.metrics import METRICS, Cell, compare, interval, loop_rate, mean, measure, paired, seconds_per_solved
+from evaluation.metrics import (
+    METRICS,
+    Cell,
+    compare,
+    interval,
+    loop_rate,
+    mean,
+    measure,
+    paired,
+    ratio,
+    seconds_per_solved,
+)
 from tests.evaluation.rows import answer, failed, turn
 
 ROWS = [
@@ -112,6 +123,10 @@ def test_the_interval_is_the_seeds_alone() -> None:
     assert interval(values, mean, seed=4) == interval(values, mean, seed=4)
     assert interval(values, mean, seed=4) != interval(values, mean, seed=5)
     assert interval([[3.0]], mean) == Cell(3.0)
+
+
+def test_paired_columns_are_resampled_together() -> None:
+    assert interval([[2.0, 8.0, 1.0], [1.0, 4.0, 0.5]], ratio) == Cell(2.0, 2.0, 2.0)
 
 
 def test_clusters_widen_the_interval() -> None:
