@@ -204,7 +204,7 @@ class Filler:
         reason = self.decoder.decode(base_run) or self.decoder.decode(run)
         if reason:
             return dict.fromkeys(part.metrics, Cell.empty(reason)), 0
-        arm, base = arms.read_arm(run.answer_file), arms.read_arm(base_run.answer_file)
+        arm, base = _asked_of(run), _asked_of(base_run)
         self.decoded[row] = arm
         self.decoded[row.model_copy(update={"arm": BASELINE.method})] = base
         if run.answer_file not in self._scored:
@@ -219,6 +219,13 @@ class Filler:
             return Graded({"judge": question_scores(self.judgments, arm.name)})
         ks = sorted({1, run.settings.num_choices})
         return grade(task, run.asked, arm.answers, ks=ks)
+
+
+def _asked_of(run: Run) -> arms.Arm:
+    """The answers to what this run asks; an earlier one with a larger limit may have left more in the file."""
+    asked = {question.question_id for question in run.asked}
+    arm = arms.read_arm(run.answer_file)
+    return arms.Arm(arm.path, [answer for answer in arm.answers if answer.question_id in asked])
 
 
 def _write(table: FilledTable, filler: Filler, directory: Path) -> None:

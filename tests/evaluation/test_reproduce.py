@@ -112,6 +112,10 @@ def test_a_table_is_filled_rendered_and_resumed(configs: Path, monkeypatch: pyte
     assert again.parts[0].rows[0] == table.parts[0].rows[0]
     assert cells["absent", "gsm8k", "strict"].row == again.parts[0].rows[6].row
     assert again.parts[0].rows[6].ours["tau"] == Cell.empty("not run: left out by --models")
+    invoke(configs, "--models", "tiny", "--limit", "1")
+    one = FilledTable.model_validate_json((folder / "table.json").read_text()).parts[0].rows[0]
+    assert one.questions == 1
+    assert one.ours["tau"].low is None  # one question has no interval: the other answer in the file doesn't count
 
 
 def test_an_unknown_model_is_one_sentence(configs: Path) -> None:
