@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from eagle_mars.errors import ConfigError
-from evaluation.answer_file import AnswerWriter, answered, exclusive, fold, part, repair
+from evaluation.answer_file import AnswerWriter, answered, exclusive, fold, part
 from evaluation.answers import Answer, read_answers
 from tests.evaluation.test_answers import FAILED, answer
 
@@ -29,9 +29,8 @@ def test_a_torn_last_line_is_cut_off_and_nothing_else(tmp_path: Path, kept: int)
     append(path, answer(1))
     whole = path.read_bytes()
     path.write_bytes(whole + whole[: kept if kept >= 0 else len(whole) - 1])
-    repair(path)
-    assert path.read_bytes() == whole
     append(path, answer(2))
+    assert path.read_bytes().startswith(whole)
     assert ids(path) == [1, 2]
 
 
