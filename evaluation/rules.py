@@ -11,7 +11,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean, median
 from typing import Annotated, Any
 
 import torch
@@ -28,9 +27,10 @@ from eagle_mars.render import progress
 from eagle_mars.sampling import SamplingPlan
 from eagle_mars.stream import ResponseStream
 from evaluation.matching import Matched, candidates, choose
-from evaluation.metrics import loop_rate
+from evaluation.metrics import Array, Cell, interval, loop_rate, mean, median_ratio, ratio
 from evaluation.provenance import append_row, provenance, write_atomically
-from evaluation.sweep import HELDOUT, markdown, parse_tree
+from evaluation.sweep import HELDOUT, parse_tree
+from evaluation.table import markdown_table, plain
 from evaluation.watch import LawWatch, Replay
 
 EXACT = "exact"
@@ -149,7 +149,7 @@ def run(
 @app.command()
 def table(
     answers: Annotated[list[Path], typer.Argument(help="What `run` wrote; several files of one setting.")],
-    out: Annotated[Path | None, typer.Option(help="Directory for rows.jsonl and rules-tT.md.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Directory for rules.jsonl and rules-tT.md.")] = None,
 ) -> None:
     """Summarise the prompts that every rule has answered."""
     rows = read_answers(answers)
@@ -159,13 +159,24 @@ def table(
     if EXACT not in by_rule or not complete:
         raise ConfigError("no prompt has been answered under every rule yet; let `run` finish.")
     paired = {name: [answered[prompt] for prompt in complete] for name, answered in by_rule.items()}
-    lines = [summarise(name, paired) for name in names]
+    lines = {name: summarise(name, paired) for name in names}
     settings = {"prompts": len(complete), **rows[0]["settings"], "dtype": "float32"}
     source = provenance()
-    text = markdown(settings, lines, [], source)
+    text = "\n".join(
+        [
+            f"`{source['command']}`",
+            "",
+            ", ".join(f"{key} {value}" for key, value in settings.items()) + ".",
+            f"{source['device']}, torch {source['packages']['torch']}, transformers "
+            f"{source['packages']['transformers']}, commit {source['commit'][:10]}, {source['date']}.",
+            "",
+            markdown_table(lines, "rule"),
+        ]
+    )
     typer.echo(text)
     if out:
-        append_row(out / "rows.jsonl", {**settings, "methods": lines, "provenance": source})
+        cells = {name: plain(line) for name, line in lines.items()}
+        append_row(out / "rules.jsonl", {**settings, "rules": cells, "provenance": source})
         write_atomically(out / f"rules-t{settings['temperature']:g}.md", text)
 
 
@@ -202,25 +213,45 @@ def answer(ea: EaModel, prompt: Sequence[int], request: Request) -> dict[str, An
     }
 
 
-def summarise(name: str, paired: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """One row of the table, paired with `exact` where it compares."""
+def summarise(name: str, paired: dict[str, list[dict[str, Any]]]) -> dict[str, Cell]:
+    """One row of the table: 95 % intervals over prompts, paired with `exact` where it compares."""
     ours, exact = paired[name], paired[EXACT]
-    tokens, cycles = sum(row["tokens"] for row in ours), sum(row["cycles"] for row in ours)
-    distances = [d for row in ours for d in row["distances"]]
-    per_thousand = 1000 / tokens
+
+    def column(key: str, rows: list[dict[str, Any]] = ours, scale: float = 1) -> list[float]:
+        return [scale * row[key] for row in rows]
+
+    def yielded(rows: list[dict[str, Any]]) -> list[float]:
+        return [row["accepted"] + row["cycles"] for row in rows]
+
+    tokens = column("tokens")
     return {
-        "rule": name,
-        "tau": round((sum(row["accepted"] for row in ours) + cycles) / cycles, 3),
-        "tok/s against exact": round(
-            median(a["tok_per_s"] / b["tok_per_s"] for a, b in zip(ours, exact, strict=True)), 2
+        "tau": interval([yielded(ours), column("cycles")], ratio),
+        "tau against exact": interval(
+            [yielded(ours), column("cycles"), yielded(exact), column("cycles", exact)], ratio_of_ratios
         ),
-        "relaxed per 1000": round(per_thousand * sum(row["relaxed"] for row in ours), 1),
-        "log-probability": round(sum(row["logprob"] for row in ours) / tokens, 3),
-        "regret per 1000": round(per_thousand * sum(row["regret"] for row in ours), 1),
-        "TV per node": round(fmean(distances), 4) if distances else "",
-        "length ratio": round(tokens / sum(row["tokens"] for row in exact), 3),
-        "4-gram loops": round(fmean(row["loops"] for row in ours), 4),
+        "tok/s against exact": interval([column("tok_per_s"), column("tok_per_s", exact)], median_ratio),
+        "relaxed per 1000": interval([column("relaxed", scale=1000), tokens], ratio),
+        "log-probability": interval([column("logprob"), tokens], ratio),
+        "regret per 1000": interval([column("regret", scale=1000), tokens], ratio),
+        "TV per node": _distance(name, ours),
+        "length ratio": interval([tokens, column("tokens", exact)], ratio),
+        "4-gram loops": interval([column("loops")], mean),
     }
+
+
+def _distance(name: str, rows: list[dict[str, Any]]) -> Cell:
+    """Mean total variation of a decision from the target's distribution."""
+    if name == EXACT and rows[0]["settings"]["temperature"] > 0:
+        return Cell(0.0)  # its law is the distribution itself (proven by the tests), so nothing was measured
+    visited = [len(row["distances"]) for row in rows]
+    if not any(visited):
+        return Cell.empty("measured at T > 0, for the rules of the mars family")
+    return interval([[sum(row["distances"]) for row in rows], visited], ratio)
+
+
+def ratio_of_ratios(a: Array, b: Array, c: Array, d: Array, axis: int = -1) -> Array:
+    """(Σa / Σb) / (Σc / Σd)."""
+    return ratio(a, b, axis) / ratio(c, d, axis)
 
 
 @torch.inference_mode()

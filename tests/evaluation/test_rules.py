@@ -57,17 +57,16 @@ def test_every_rule_has_a_row_and_exact_is_the_yardstick(options: list[str], tmp
         assert len(set(keys)) == len(keys)
         invoke("table", str(file), "--out", str(tmp_path))
         assert (tmp_path / f"rules-t{temperature}.md").is_file()
-    greedy, sampled = (
-        {row["rule"]: row for row in json.loads(line)["methods"]}
-        for line in (tmp_path / "rows.jsonl").read_text().splitlines()
-    )
+    greedy, sampled = (json.loads(line)["rules"] for line in (tmp_path / "rules.jsonl").read_text().splitlines())
     for rows in (greedy, sampled):
-        exact = rows["exact"]
+        exact = {column: cell.get("value") for column, cell in rows["exact"].items()}
         assert exact["relaxed per 1000"] == exact["regret per 1000"] == 0
-        assert exact["length ratio"] == exact["tok/s against exact"] == 1
+        assert exact["length ratio"] == exact["tok/s against exact"] == exact["tau against exact"] == 1
         assert exact["log-probability"] < 0
-    assert sampled["released q draft, ratio off"]["TV per node"] > 0
-    assert sampled["released q 1, ratio off"]["TV per node"] == 0  # without q and ratio the released code is exact
+    assert sampled["exact"]["TV per node"]["value"] == 0
+    assert sampled["released q draft, ratio off"]["TV per node"]["value"] > 0
+    # without q and ratio the released code is exact
+    assert sampled["released q 1, ratio off"]["TV per node"]["value"] == 0
 
 
 def test_answers_of_other_settings_are_refused(options: list[str], tmp_path: Path) -> None:
