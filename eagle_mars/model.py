@@ -167,16 +167,15 @@ class EaModel(EagleFunctions):
         stop = (stop,) if isinstance(stop, str) else stop
         if not all(stop):
             raise ConfigError("a stop string is empty, so it would end every response at once; remove it.")
-        verify = verify or VerifyConfig()
-        request = self._request(max_new_tokens, draft, verify, sampling, self.stop_ids.union(stop_ids), top_logprobs)
-        check_context(self.target, ids.shape[1], max_new_tokens)
         baseline = method == "autoregressive"
         if batch is not None and baseline:
             raise ConfigError("a batch drafts for all of its responses; leave batch out for method='autoregressive'.")
+        verify = VerifyConfig(rule="exact") if baseline else verify or VerifyConfig()  # no draft, nothing to relax
+        request = self._request(max_new_tokens, draft, verify, sampling, self.stop_ids.union(stop_ids), top_logprobs)
+        check_context(self.target, ids.shape[1], max_new_tokens)
         steps = self._engine.autoregress(ids, request) if baseline else (batch or self._engine).speculate(ids, request)
-        promised = VerifyConfig(rule="exact") if baseline else verify
         rule = method if baseline else verify.rule
-        return ResponseStream(steps, self.tokenizer, ids.shape[1], stop, rule, guarantee(promised))
+        return ResponseStream(steps, self.tokenizer, ids.shape[1], stop, rule, guarantee(verify))
 
     def new_batch(self, places: int, draft: DraftConfig | None = None) -> Batch:
         """Up to `places` responses that share target forwards: pass it to `stream`. draft: the tree of all of them."""
