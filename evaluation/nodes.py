@@ -75,13 +75,13 @@ def decode(ea: EaModel, prompt: Tensor, request: Request, verifier: Callable[...
     return ResponseStream(steps, ea.tokenizer, prompt.shape[1], (), request.verify.rule, "").result
 
 
-def node_cells(run: Run, load: Callable[[ModelConfig], EaModel]) -> dict[str, Cell]:
-    """The logit statistics of a strict run over the first turns of its questions, by question.
+def node_cells(logged: Sequence[Sequence[LoggedNode]]) -> dict[str, Cell]:
+    """Logit statistics of the nodes of each question, with intervals by question.
 
-    Keys: low margin (share of tested nodes with z2/z1 > 0.9), rejected at low margin (share of those where strict
-    verification rejected every draft), runner-up drafted (share of those rejections), median z1, median gap (nats).
+    Keys: nodes, low margin (share of tested nodes with z2/z1 > 0.9), rejected at low margin (share of those where
+    strict verification rejected every draft), runner-up drafted (share of those rejections), median z1, median gap
+    (nats).
     """
-    logged = log_questions(run, load)
     counts = [[float(part(nodes)) for nodes in logged] for part in _COUNTS]
     tested, low, rejected, drafted = counts
     everything = [node for nodes in logged for node in nodes]

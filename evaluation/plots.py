@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from evaluation.answers import Answer
 from evaluation.metrics import Cell, paired, turns
+from evaluation.nodes import LoggedNode
 from evaluation.table_result import FilledPart, FilledRow, FilledTable
 from evaluation.tables import MEAN, Row
 
@@ -25,17 +26,25 @@ QUALITY = ("pass@4", "pass@1", "strict", "ROUGE-L", "BLEU", "judge")  # the firs
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 _THETA = re.compile(r"θ = ([\d.]+)")
+_PAPERS_THETA = 0.9
+_WIDEST_GAP = 8.0  # nats
 _WIDEST = 12  # accepted drafts per cycle; longer paths are counted there
 
 
-def draw(table: FilledTable, answers: Mapping[Row, Sequence[Answer]], directory: Path) -> list[Path]:
-    """All pictures that this table has the numbers for; returns their files. answers: of the rows that were decoded."""
+def draw(
+    table: FilledTable,
+    answers: Mapping[Row, Sequence[Answer]],
+    nodes: Mapping[Row, Sequence[LoggedNode]],
+    directory: Path,
+) -> list[Path]:
+    """All pictures that this table has the numbers for; returns their files. answers, nodes: behind our rows."""
     figures: dict[str, Figure | None] = {}
     for number, part in enumerate(table.parts, 1):
         suffix = f"-{number}" if len(table.parts) > 1 else ""
         figures[f"values{suffix}"] = values(part)
         figures[f"theta{suffix}"] = theta_sweep(part)
         figures[f"pareto{suffix}"] = pareto(part)
+    figures["margins"] = margins(nodes)
     figures["accepted_lengths"] = accepted_lengths(answers)
     figures["first_divergence"] = first_divergence(answers)
     written = []
@@ -53,14 +62,15 @@ def values(part: FilledPart) -> Figure | None:
     """Per metric, bars of ours with intervals and diamonds where a value is published; means only, if there are any."""
     rows = [filled for filled in part.rows if filled.row.task == MEAN] or list(part.rows)
     rows = [filled for filled in rows if any(cell.value is not None for m in part.metrics for cell in filled.cells(m))]
-    groups = list(dict.fromkeys(_group(filled.row, part) for filled in rows))
+    groups = list(dict.fromkeys(_group(filled.row, rows) for filled in rows))
     arms = list(dict.fromkeys(filled.row.arm for filled in rows))
     metrics = [m for m in part.metrics if any(c.value is not None for filled in rows for c in filled.cells(m)[:2])]
-    if not metrics or any(_THETA.match(arm) for arm in arms):  # a sweep has a picture of its own
+    # A sweep and a log of nodes have pictures of their own.
+    if not metrics or any(_THETA.match(arm) for arm in arms) or "nodes" in part.metrics:
         return None
     figure = _figure(max(5.0, 2.2 + 0.32 * len(groups) * len(arms)), 2.6 * len(metrics))
     for axes, metric in zip(figure.subplots(len(metrics), squeeze=False).flat, metrics, strict=True):
-        _bars(axes, rows, part, metric, groups, arms)
+        _bars(axes, rows, metric, groups, arms)
         axes.set_ylabel(metric)
     figure.axes[0].set_title(part.title, fontsize=10)
     handles, names = figure.axes[0].get_legend_handles_labels()
@@ -68,13 +78,11 @@ def values(part: FilledPart) -> Figure | None:
     return figure
 
 
-def _bars(
-    axes: Axes, rows: Sequence[FilledRow], part: FilledPart, metric: str, groups: Sequence[str], arms: Sequence[str]
-) -> None:
+def _bars(axes: Axes, rows: Sequence[FilledRow], metric: str, groups: Sequence[str], arms: Sequence[str]) -> None:
     width = 0.8 / len(arms)
     for index, arm in enumerate(arms):
         own = [filled for filled in rows if filled.row.arm == arm]
-        places = [groups.index(_group(filled.row, part)) + (index - (len(arms) - 1) / 2) * width for filled in own]
+        places = [groups.index(_group(filled.row, rows)) + (index - (len(arms) - 1) / 2) * width for filled in own]
         ours = [filled.ours[metric] for filled in own]
         there = [(x, cell) for x, cell in zip(places, ours, strict=True) if cell.value is not None]
         colour = COLOURS[index % len(COLOURS)]
@@ -197,6 +205,36 @@ def accepted_lengths(answers: Mapping[Row, Sequence[Answer]]) -> Figure | None:
     return figure
 
 
+def margins(nodes: Mapping[Row, Sequence[LoggedNode]]) -> Figure | None:
+    """The ratio z2/z1 and the gap of tested nodes, split by what strict verification did; a row of panels per
+    temperature, all tasks together. The paper's threshold is marked."""
+    panels: dict[tuple[str, float], list[LoggedNode]] = {}
+    for row, own in nodes.items():
+        panels.setdefault((row.model, row.temperature), []).extend(own)
+    if not panels:
+        return None
+    figure = _figure(10.0, 3.3 * len(panels))
+    for (left, right), ((model, temperature), own) in zip(
+        figure.subplots(len(panels), 2, squeeze=False), panels.items(), strict=True
+    ):
+        split = [[node for node in own if not node.rejected], [node for node in own if node.rejected]]
+        style = {"stacked": True, "color": [COLOURS[0], COLOURS[1]], "label": ["a draft accepted", "all rejected"]}
+        left.hist([[min(max(n.ratio, 0.0), 1.0) for n in part] for part in split], bins=40, range=(0, 1), **style)
+        left.axvline(_PAPERS_THETA, color="0.3", lw=1, ls="--")
+        low = [node for node in own if node.fires(_PAPERS_THETA)]
+        share = sum(node.rejected for node in low) / len(low) if low else 0.0
+        left.set_title(
+            f"{model}, T = {temperature:g}: {share:.0%} of {len(low)} rejected above {_PAPERS_THETA}", fontsize=9
+        )
+        left.set(xlabel="z2 / z1", ylabel="tested nodes")
+        right.hist(
+            [[min(n.z1 - n.z2, _WIDEST_GAP) for n in part] for part in split], bins=40, range=(0, _WIDEST_GAP), **style
+        )
+        right.set(xlabel=f"gap z1 - z2 in nats (last bin: {_WIDEST_GAP:g} and more)", ylabel="tested nodes")
+        left.legend(fontsize=8, frameon=False, loc="upper left")
+    return figure
+
+
 def first_divergence(answers: Mapping[Row, Sequence[Answer]], strict: str = "exact") -> Figure | None:
     """Share of first turns that still equal the strict answer after so many tokens; questions paired, same coins."""
     curves: dict[str, dict[str, list[tuple[int, bool]]]] = {}
@@ -245,10 +283,10 @@ def _figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _group(row: Row, part: FilledPart) -> str:
+def _group(row: Row, rows: Sequence[FilledRow]) -> str:
     """What stands under a group of bars: what distinguishes rows apart from their arm."""
-    several = len({filled.row.task for filled in part.rows}) > 1
-    temperatures = len({filled.row.temperature for filled in part.rows}) > 1
+    several = len({filled.row.task for filled in rows}) > 1
+    temperatures = len({filled.row.temperature for filled in rows}) > 1
     parts = [row.model, row.task if several else "", row.tree, f"T = {row.temperature:g}" if temperatures else ""]
     return " · ".join(part for part in parts if part)
 
@@ -288,6 +326,7 @@ def _spread(cells: Sequence[Cell]) -> list[list[float]]:
 
 
 def _error_bars(axes: Axes, points: Sequence[tuple[float, Cell]], colour: str = "0.25") -> None:
+    points = [(x, cell) for x, cell in points if cell.low is not None]
     cells = [cell for _, cell in points]
     axes.errorbar(
         [x for x, _ in points], [_number(c) for c in cells], yerr=_spread(cells), fmt="none", ecolor=colour, lw=0.9,

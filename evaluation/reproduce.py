@@ -6,7 +6,7 @@ scores it (`evaluation.score`), and writes Markdown, CSV, LaTeX, JSON and pictur
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -25,7 +25,7 @@ from evaluation.job import Job, run_job
 from evaluation.judge.show import question_scores
 from evaluation.metrics import Cell
 from evaluation.models import ModelConfig, load_pair
-from evaluation.nodes import node_cells
+from evaluation.nodes import LoggedNode, log_questions, node_cells
 from evaluation.plan import BASELINE, Planner, Run, Scope, lines, speeds, wanted
 from evaluation.provenance import provenance, write_atomically
 from evaluation.score import cells
@@ -140,17 +140,18 @@ class Decoder:
 
 @dataclass
 class Filler:
-    """Fills tables with cells. decoded: the arms behind every row of a single task, for the pictures."""
+    """Fills tables with cells. decoded, logged: the answers or nodes behind the rows of a task, for the pictures."""
 
     planner: Planner
     decoder: Decoder
     judgments: Path | None = None
     decoded: dict[Row, arms.Arm] = field(default_factory=dict)
+    logged: dict[Row, list[LoggedNode]] = field(default_factory=dict)
     _scored: dict[Path, dict[str, Cell]] = field(default_factory=dict)
 
     def fill(self, table: Table) -> FilledTable:
         """Run, score, and put our cells beside the published ones."""
-        self.decoded = {}
+        self.decoded, self.logged = {}, {}
         scope = self.planner.scope
         return FilledTable(
             name=table.name,
@@ -197,9 +198,11 @@ class Filler:
         run = self.planner.run(part, row, part.arms[row.arm])
         if part.nodes:
             try:
-                return node_cells(run, self.decoder.load), len(run.asked)
+                logged = log_questions(run, self.decoder.load)
             except EagleMarsError as error:
                 return dict.fromkeys(part.metrics, Cell.empty(f"not run: {error}".rstrip("."))), 0
+            self.logged[row] = [node for nodes in logged for node in nodes]
+            return node_cells(logged), len(run.asked)
         base_run = self.planner.run(part, row, BASELINE)
         reason = self.decoder.decode(base_run) or self.decoder.decode(run)
         if reason:
@@ -232,8 +235,8 @@ def _write(table: FilledTable, filler: Filler, directory: Path) -> None:
     write_atomically(directory / "table.json", table.model_dump_json(indent=1) + "\n")
     write_atomically(directory / "table.csv", to_csv(table))
     write_atomically(directory / "table.tex", latex(table))
-    answers: Mapping[Row, arms.Arm] = filler.decoded
-    pictures = plots.draw(table, {row: arm.answers for row, arm in answers.items()}, directory)
+    answers = {row: arm.answers for row, arm in filler.decoded.items()}
+    pictures = plots.draw(table, answers, filler.logged, directory)
     shown = "".join(f"\n![{picture.stem.replace('_', ' ')}]({picture.name})\n" for picture in pictures)
     write_atomically(directory / "table.md", markdown(table) + shown)
 

@@ -74,9 +74,10 @@ def difference(published: Cell, ours: Cell) -> Cell:
 
 def mean_cell(cells: Sequence[Cell]) -> Cell:
     """The mean over tasks, whose errors are independent, so that half-widths add in squares; empty if one is."""
-    missing = next((cell for cell in cells if cell.value is None), None)
-    if missing:
-        return Cell.empty(f"a task has no value: {missing.reason}")
+    reasons = list(dict.fromkeys(cell.reason for cell in cells if cell.value is None))
+    if reasons:
+        everywhere = len(reasons) == 1 and all(cell.value is None for cell in cells)
+        return Cell.empty(reasons[0] if everywhere else f"a task has no value: {reasons[0]}")
     value = sum(cell.value or 0.0 for cell in cells) / len(cells)
     if any(cell.low is None or cell.high is None for cell in cells):
         return Cell(value)
@@ -144,9 +145,12 @@ def _left_out(part: FilledPart, reasons: dict[str, int]) -> list[str]:
             cell = filled.ours[part.metrics[0]]
             tasks = empty.setdefault((filled.row.model, cell.reason), [])
             tasks += [filled.row.task] if filled.row.task not in tasks else []
+    alike: dict[tuple[tuple[str, ...], str], list[str]] = {}
     for (model, reason), tasks in empty.items():
+        alike.setdefault((tuple(tasks), reason), []).append(model)
+    for (tasks_without, reason), models in alike.items():
         number = reasons.setdefault(reason, len(reasons) + 1)
-        lines.append(f"Neither published nor run: {model}, {', '.join(tasks)} ({number}).")
+        lines.append(f"Neither published nor run: {', '.join(tasks_without)} with {', '.join(models)} ({number}).")
     return ["", "  \n".join(lines)] if lines else []
 
 

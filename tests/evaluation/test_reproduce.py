@@ -99,7 +99,7 @@ def test_a_table_is_filled_rendered_and_resumed(configs: Path, monkeypatch: pyte
     assert (nodes["nodes"].value or 0) > 2
     assert 0 <= (nodes["low margin"].value or 0) <= 1
     pictures = sorted(file.stem for file in folder.glob("*.png"))
-    assert pictures == ["accepted_lengths", "first_divergence", "pareto-1", "theta-1", "values-2"]
+    assert pictures == ["accepted_lengths", "first_divergence", "margins", "pareto-1", "theta-1"]
     text = (folder / "table.md").read_text()
     assert all(f"]({picture}.png)" in text for picture in pictures)
 

@@ -121,7 +121,7 @@ def test_markdown_shows_published_ours_and_difference() -> None:
     assert "| big_model | gsm8k | strict | 0 | 3 | (1) | - | (1) |" in text
     assert "(1) not run.  \n(2) nobody says." in text
     assert "No published value of tau: (2)." in text
-    assert "Neither published nor run: other, gsm8k (1)." in text
+    assert "Neither published nor run: gsm8k with other (1)." in text
     assert "commit 0123456789, today" in text
 
 
@@ -154,6 +154,7 @@ def test_the_mean_over_tasks_adds_errors_in_squares() -> None:
     assert mean_cell([Cell(1.0, 0.7, 1.3), Cell(3.0, 2.6, 3.4)]) == Cell(2.0, pytest.approx(1.75), pytest.approx(2.25))
     assert mean_cell([Cell(1.0), Cell(3.0, 2.0, 4.0)]) == Cell(2.0)
     assert mean_cell([Cell(1.0), Cell.empty("broken")]).reason == "a task has no value: broken"
+    assert mean_cell([Cell.empty("not run"), Cell.empty("not run")]).reason == "not run"
 
 
 def test_a_difference_needs_both_values() -> None:
