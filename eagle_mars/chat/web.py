@@ -41,7 +41,7 @@ def build(client: ServerClient) -> gr.Blocks:
     controls = [
         gr.Slider(0.5, 1, 0.9, step=0.01, label="θ", info="Relax where z2/z1 > θ. 1 is exact.", render=False),
         gr.Slider(0, 1.5, 0, step=0.05, label="Temperature", info="0 takes the best token.", render=False),
-        gr.Slider(16, 1024, 256, step=16, label="Tokens at most", render=False),
+        gr.Slider(16, 1024, 256, step=16, label="Tokens at most", elem_id="em-length", render=False),
     ]
     with gr.Blocks(title="eagle_mars", analytics_enabled=False) as page:
         gr.HTML(head_html(model))

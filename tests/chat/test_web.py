@@ -132,6 +132,12 @@ class Browser:
     def click(self, element) -> None:
         self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'}); arguments[0].click()", element)
 
+    def shorten_answers(self) -> None:
+        """As a user would: the number beside the slider."""
+        from selenium.webdriver.common.keys import Keys
+
+        self.wait("#em-length input[type=number]")[0].send_keys(Keys.CONTROL, "a", Keys.NULL, "32", Keys.ENTER)
+
     def overflows(self) -> bool:
         return self.driver.execute_script("return document.documentElement.scrollWidth > window.innerWidth")
 
@@ -142,9 +148,11 @@ def choose_rule(browser: Browser, rule: str) -> None:
 
 def test_switching_the_rule_shows_relaxed_tokens(page: str, browser: Browser) -> None:
     browser.open(page, 1280, 860)
+    browser.shorten_answers()
     choose_rule(browser, "exact")
     browser.type("#em-prompt textarea", "hello\n")
     exact = browser.wait("#em-chat-statistics [data-state=done]")[0].text
+    assert exact.startswith("32 tokens")
     assert "0 relaxed" in exact
     assert "Lossless" in exact
     assert not browser.all("#em-chat mark")
@@ -164,6 +172,7 @@ def test_switching_the_rule_shows_relaxed_tokens(page: str, browser: Browser) ->
 
 def test_side_by_side_on_a_phone(page: str, browser: Browser) -> None:
     browser.open(page, 390, 844)
+    browser.shorten_answers()
     tab = next(button for button in browser.wait("button[role=tab]") if "Exact" in button.text)
     browser.click(tab)
     browser.type("#em-pair-prompt textarea", "hello\n")
