@@ -138,14 +138,14 @@ def text_cells(arm: Arm, divergence: Divergence, seed: int = 0) -> dict[str, Cel
         "relaxed per low margin": Cell(relaxed / low) if low else Cell.empty("no low margin was met or counted"),
         "identical": Cell(float(divergence.identical)),
         "first difference": Cell(median(positions)) if positions else Cell.empty("every answer is identical"),
-        **{reason: Cell(float(counts[reason])) for reason in REASONS if counts[reason] or reason == "unexplained"},
+        **{reason: Cell(float(counts[reason])) for reason in REASONS},
     }
 
 
 def pair_cells(ours: Scores, base: Scores, seed: int = 0) -> dict[str, Cell]:
     """Both mean scores and their difference, paired by question, over the questions of `base`."""
     if not base:
-        return dict.fromkeys(("base score", "score", "difference"), Cell.empty("no question")) | {"n": Cell(0.0)}
+        return {"n": Cell(0.0)} | dict.fromkeys(("base score", "score", "difference"), Cell.empty("no question"))
     scores = np.array([[base[question], ours[question]] for question in base]).T
     return {
         "n": Cell(float(len(base))),

@@ -10,6 +10,7 @@ speeds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -61,8 +62,9 @@ class Cell:
 def interval(columns: Sequence[Sequence[float]], statistic: Statistic, seed: int = 0) -> Cell:
     """`statistic` of the columns, whose n-th entries belong to the n-th question, with its bootstrap interval.
 
-    statistic: arrays [..., questions] and `axis` → [...]. The interval is left out for a single question, and where
-    some resamples have no value (a ratio whose denominator is 0 for many questions).
+    statistic: arrays [..., questions] and `axis` → [...]. The interval is left out for a single question, where some
+    resamples have no value (a ratio whose denominator is 0 for many questions), and where all have the same: no
+    spread was seen, which is not to say that there is none.
     """
     data = [np.asarray(column, dtype=float) for column in columns]
     value = float(statistic(*data, axis=-1))
@@ -80,7 +82,8 @@ def interval(columns: Sequence[Sequence[float]], statistic: Statistic, seed: int
             rng=np.random.default_rng(seed),
         ).confidence_interval
     low, high = float(found.low), float(found.high)
-    return Cell(value, low, high) if np.isfinite([low, high]).all() else Cell(value)
+    told = np.isfinite([low, high]).all() and not math.isclose(low, high, rel_tol=1e-12)
+    return Cell(value, low, high) if told else Cell(value)
 
 
 def mean(values: Array, axis: int = -1) -> Array:

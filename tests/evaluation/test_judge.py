@@ -79,7 +79,7 @@ def test_single_gives_every_turn_a_mark_in_fastchats_format(bench: Path) -> None
         assert len(rows) == len(server.requests) == 2 * (2 + 2 + 1)
     assert [list(row) for row in rows] == [SINGLE_KEYS] * len(rows)
     assert {(row["model"], row["score"]) for row in rows} == {("alpha", 8), ("beta", 4.5)}
-    assert "| alpha | 8 [8, 8] | 8 [8, 8] | 8 [8, 8] | 0 |" in done.output
+    assert "| alpha | 8 | 8 | 8 | 0 |" in done.output
     by_key = {(row["question_id"], row["model"], row["turn"]): row for row in rows}
     assert by_key[1, "alpha", 1]["judge"] == ["local/judge", "eagle-mars-single-1"]
     assert "Write {braces}." in by_key[1, "alpha", 1]["user_prompt"]
