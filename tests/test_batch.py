@@ -192,6 +192,19 @@ def test_generate_many_is_generate_for_each(tiny_pair) -> None:
     assert ea.generate_many([]) == []
 
 
+def test_a_stop_string_and_a_closed_stream_free_their_places(tiny_pair) -> None:
+    ea = EaModel.from_pretrained(*tiny_pair, total_token=8, depth=2, top_k=3)
+    batch = ea.new_batch(2)
+    text = ea.generate("ab", max_new_tokens=12, verify=EXACT).text
+    stopped = ea.stream("ab", max_new_tokens=12, verify=EXACT, stop=text[1:3], batch=batch)
+    closed = ea.stream("cd", max_new_tokens=12, verify=EXACT, batch=batch)
+    next(closed.cycles())
+    assert stopped.result.finish_reason == "stop"
+    assert batch.free == 1
+    closed.close()
+    assert batch.free == 2
+
+
 def test_generate_many_refuses_what_cannot_be(tiny_pair) -> None:
     ea = EaModel.from_pretrained(*tiny_pair)
     with pytest.raises(ConfigError, match="one for each"):

@@ -133,9 +133,8 @@ def test_stream_gives_the_same_text_as_generate(model: EaModel) -> None:
 
 def test_closed_stream_has_no_result(model: EaModel) -> None:
     stream = model.stream("hello", max_new_tokens=40)
-    pieces = iter(stream)
-    next(pieces)
-    pieces.close()
+    next(iter(stream))
+    stream.close()
     with pytest.raises(RuntimeError, match="closed"):
         _ = stream.result
 
