@@ -38,11 +38,15 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-@pytest.fixture
-def target() -> PreTrainedModel:
+def toy_target() -> PreTrainedModel:
     model = tiny_model("Llama")
     model.generation_config.eos_token_id = EOS
     return model
+
+
+@pytest.fixture
+def target() -> PreTrainedModel:
+    return toy_target()
 
 
 @pytest.fixture
@@ -51,10 +55,11 @@ def make_generator(target: PreTrainedModel, tokenizer: PreTrainedTokenizerFast):
     return lambda: Generator(target, tokenizer, ToyRequests(), n_rows=4, max_length=128)
 
 
-@pytest.fixture
-def shards(make_generator, tmp_path: Path) -> Path:
-    """Three shards of six toy sequences."""
-    directory = tmp_path / "shards"
-    for _ in generate_shards(make_generator(), directory, n_shards=3, per_shard=6):
+@pytest.fixture(scope="session")
+def shards(tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three shards of six toy sequences; tests only read them."""
+    directory = tmp_path_factory.mktemp("shards")
+    generator = Generator(toy_target(), tokenizer, ToyRequests(), n_rows=4, max_length=128)
+    for _ in generate_shards(generator, directory, n_shards=3, per_shard=6):
         pass
     return directory

@@ -16,6 +16,7 @@ from eagle_mars import EaModel
 from eagle_mars.training import initialise
 from eagle_mars.training.dataset import ShardDataset
 from eagle_mars.training.trainer import TrainingTimeTest, TrainOptions
+from tests.training.conftest import toy_target
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ["--single-steps", "0", "--unroll", "2", "--tokens-per-batch", "200", "--draft-vocab", "48", "--cpu"]
@@ -27,18 +28,20 @@ def run_script(name: str, *arguments: str | Path) -> None:
         runpy.run_path(str(ROOT / "scripts" / name), run_name="__main__")
 
 
-@pytest.fixture
-def target_dir(target, tokenizer, tmp_path: Path) -> Path:
-    target.save_pretrained(tmp_path / "target")
-    tokenizer.save_pretrained(tmp_path / "target")
-    return tmp_path / "target"
+@pytest.fixture(scope="module")
+def target_dir(tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("target")
+    toy_target().save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
 
 
-@pytest.fixture
-def data(target_dir, tmp_path: Path) -> Path:
-    sizes = ["--shards", "2", "--per-shard", "6", "--rows", "12", "--max-length", "220"]
-    run_script("generate_data.py", "--target", target_dir, "--out", tmp_path / "data", *sizes)
-    return tmp_path / "data"
+@pytest.fixture(scope="module")
+def data(target_dir, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("data")
+    sizes = ["--shards", "2", "--per-shard", "6", "--rows", "12", "--max-length", "160"]
+    run_script("generate_data.py", "--target", target_dir, "--out", directory, *sizes)
+    return directory
 
 
 def head_after_one_step_of_two(target, data: Path, options: TrainOptions) -> dict[str, torch.Tensor]:
