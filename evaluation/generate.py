@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from itertools import islice
 
 import torch
 
@@ -20,6 +23,9 @@ _FAILURES = (EagleMarsError, torch.OutOfMemoryError)
 _NAMESPACE = uuid.UUID("6a9f2d0e-4d6c-5c1b-9c0e-2b7f0c0a5e11")
 
 
+_Work = Generator[None, None, Answer]
+
+
 class Answerer:
     """A pair under fixed settings. Its answers depend on the question and the settings only."""
 
@@ -27,6 +33,7 @@ class Answerer:
         self._ea = ea
         self._settings = settings
         self._conversations = Conversations(ea, settings.model)
+        self._batch = ea.new_batch(settings.batch_size) if settings.batch_size > 1 else None
 
     def warm_up(self) -> None:
         """A short answer that is thrown away: compiled kernels and allocators settle before the clock matters.
@@ -34,10 +41,30 @@ class Answerer:
         Raises what would make every question fail, such as a template that refuses the system message.
         """
         question = Question(question_id=0, category="math", turns=("Say hello.",))
-        self._generate([{"role": "user", "content": question.turns[0]}], question, 0, 0, max_new_tokens=16)
+        for _ in self._generate([{"role": "user", "content": question.turns[0]}], question, 0, 0, max_new_tokens=16):
+            pass
 
     def answer(self, question: Question) -> Answer:
         """The row of one question; a failure becomes an error row that says where it happened."""
+        return next(self.answers([question]))
+
+    def answers(self, questions: Iterable[Question]) -> Iterator[Answer]:
+        """The rows of many, `batch_size` of them decoded together; in the order in which they get done."""
+        waiting, running = iter(questions), deque[_Work]()
+        while True:
+            running += [self._work(q) for q in islice(waiting, self._settings.batch_size - len(running))]
+            if not running:
+                return
+            for _ in range(len(running)):
+                work = running.popleft()
+                try:
+                    next(work)
+                    running.append(work)
+                except StopIteration as done:
+                    yield done.value
+
+    def _work(self, question: Question) -> _Work:
+        """Answer one question, a cycle at a time."""
         choices: list[Choice] = []
         for index in range(self._settings.num_choices):
             messages: list[dict[str, str]] = []
@@ -46,7 +73,7 @@ class Answerer:
             for turn, text in enumerate(question.turns):
                 messages.append({"role": "user", "content": text})
                 try:
-                    result = self._generate(messages, question, index, turn, self._settings.max_new_tokens)
+                    result = yield from self._generate(messages, question, index, turn, self._settings.max_new_tokens)
                 except _FAILURES as error:
                     failure = Failure(kind=type(error).__name__, message=str(error), choice=index, turn=turn)
                     return self._row(question, (), failure)
@@ -60,7 +87,7 @@ class Answerer:
 
     def _generate(
         self, messages: list[dict[str, str]], question: Question, choice: int, turn: int, max_new_tokens: int
-    ) -> GenerationResult:
+    ) -> Generator[None, None, GenerationResult]:
         ids = self._conversations.ids(messages)
         if self._settings.control:
             return controls.generate(
@@ -71,14 +98,18 @@ class Answerer:
                 sampling=self._settings.sampling(question, choice, turn),
                 stop=self._settings.stop,
             )
-        return self._ea.generate(
+        stream = self._ea.stream(
             ids,
             max_new_tokens=max_new_tokens,
             verify=self._settings.verify,
             sampling=self._settings.sampling(question, choice, turn),
             stop=self._settings.stop,
             method="autoregressive" if self._settings.method == "ar" else "speculative",
+            batch=self._batch,
         )
+        for _ in stream.cycles():
+            yield
+        return stream.result
 
     def _row(self, question: Question, choices: tuple[Choice, ...], error: Failure | None) -> Answer:
         s = self._settings

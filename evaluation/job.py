@@ -125,7 +125,7 @@ def _answer(job: Job, questions: list[Question], already: int) -> None:
         answerer.warm_up()
     target = job.answer_file if workers.size == 1 else part(job.answer_file, workers.rank)
     with AnswerWriter(target) as writer:
-        for row in _watched((answerer.answer(question) for question in questions), len(questions), already, workers):
+        for row in _watched(answerer.answers(questions), len(questions), already, workers):
             writer.append(row)
 
 

@@ -108,6 +108,7 @@ def main(
     num_gpus_per_model: Annotated[int, typer.Option(min=1, help="GPUs that one copy of the model takes.")] = 1,
     num_gpus_total: Annotated[int | None, typer.Option(min=1, help="Checked against the processes started.")] = None,
     max_gpu_memory: Annotated[str | None, typer.Option(help="Of each GPU, e.g. 40GiB.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Questions decoded together.")] = 1,
     warm_up: Annotated[int, typer.Option(min=0, help="Answers thrown away before the first one.")] = 1,
     load_in_8bit: Annotated[bool, typer.Option("--load-in-8bit", hidden=True)] = False,
     tree_choices: Annotated[str | None, typer.Option(hidden=True)] = None,
@@ -167,6 +168,7 @@ def main(
             max_new_tokens=max_new_token or task.max_new_tokens,
             num_choices=num_choices,
             stop=tuple(stop) if stop else task.stop,
+            batch_size=batch_size,
         )
         source, questions = _questions(task, question_file, from_hub, dataset_path, dataset_revision)
         if not questions[question_begin:question_end]:

@@ -54,6 +54,8 @@ class RunSettings(BaseModel):
     temperature, top_p, sample_top_k: how tokens are drawn. category_temperatures: FastChat's temperature of the
     question's category instead of `temperature`. seed: the root of every turn's seed. max_new_tokens: per turn.
     num_choices: samples per question. stop: strings that end a turn.
+    batch_size: questions decoded together. A turn's seconds are then its latency and overlap with others': compare
+    speed only between arms of one batch size.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
@@ -73,6 +75,7 @@ class RunSettings(BaseModel):
     max_new_tokens: int = Field(ge=1)
     num_choices: int = Field(1, ge=1)
     stop: tuple[str, ...] = ()
+    batch_size: int = Field(1, ge=1)
 
     def sampling(self, question: Question, choice: int, turn: int) -> SamplingConfig:
         """How one turn is drawn; the same whatever else runs, in whatever order, in whichever process."""
@@ -88,6 +91,8 @@ class RunSettings(BaseModel):
 
     def require_usable_for(self, questions: list[Question]) -> None:
         """Raises ConfigError if these options can't be honoured on these questions."""
+        if self.batch_size > 1 and self.method in UNDRAFTED:
+            raise ConfigError(f"--method {self.method} decodes one question at a time; leave out --batch-size.")
         foreign = {q.category for q in questions} - set(CATEGORY_TEMPERATURES)
         if self.category_temperatures and foreign:
             raise ConfigError(

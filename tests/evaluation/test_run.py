@@ -99,6 +99,14 @@ def test_a_turns_text_does_not_depend_on_what_else_is_run(answer) -> None:
     assert stats(whole)[0].seed == turn_seed(0, 81, 0, 0)
 
 
+@pytest.mark.parametrize("temperature", ["0", "0.9"])
+def test_questions_decoded_together_get_the_answers_they_get_alone(answer, temperature: str) -> None:
+    flags = ("--method", "mars", "--theta", "0.5", "--temperature", temperature)
+    alone, together = answer(*flags), answer(*flags, "--batch-size", "2")
+    assert turns(together) == turns(alone)
+    assert [turn.accepted_lengths for turn in stats(together)] == [turn.accepted_lengths for turn in stats(alone)]
+
+
 def test_tree_flags_shape_the_tree(answer) -> None:
     """Every letter that the tiny target says is among sixteen: a tree that holds all of them always hits."""
     narrow = answer("--method", "exact", "--top-k", "1", "--total-token", "2", "--depth", "0")
@@ -215,6 +223,7 @@ REFUSED = [
     (["--method", "mars", "--delta", "0.1"], "--method mars doesn't read --delta; .* --method topk-delta"),
     (["--method", "exact", "--relaxation-threshold", "0.9"], "--method exact doesn't read --theta"),
     (["--method", "ar", "--depth", "3"], "--method ar drafts nothing"),
+    (["--method", "ar", "--batch-size", "4"], "decodes one question at a time; leave out --batch-size"),
     (["--num-choices", "2"], "2 times the same answer"),
     (["--temperature", "1", "--category-temperatures"], "both name the temperature"),
     (["--margin", "logit-gap"], "needs gap in nats"),
