@@ -70,6 +70,9 @@ def serve(
     temperature: Annotated[float, typer.Option(help="Of requests that name none.", min=0, max=2)] = 1.0,
     max_tokens: Annotated[int, typer.Option(help="Of requests that name none.", min=1)] = 1024,
     max_active: Annotated[int, typer.Option(help="Requests that share the engine, cycle by cycle.", min=1)] = 4,
+    batch: Annotated[
+        bool, typer.Option("--batch/--no-batch", help="Active requests share target forwards: more tokens per second.")
+    ] = False,
     max_waiting: Annotated[int, typer.Option(help="Requests that may wait; beyond it the answer is 429.", min=0)] = 32,
     max_body_mib: Annotated[int, typer.Option(help="Size limit of a request.", min=1)] = 4,
     drain_seconds: Annotated[int, typer.Option(help="Time that running requests get after SIGTERM.", min=0)] = 30,
@@ -116,6 +119,7 @@ def serve(
             default_max_new_tokens=max_tokens,
             max_active=max_active,
             max_waiting=max_waiting,
+            share_forwards=batch,
             on_end=metrics.observe,
         )
         name = name or (Path(model).name if model else TARGET_NAME)

@@ -87,3 +87,35 @@ def test_the_text_of_a_token_alone(service) -> None:
     assert service.token_text(token) == "a"
     (first, _) = service.text_ids("é")
     assert service.token_text(first) == "\ufffd"
+
+
+def test_responses_that_share_forwards_say_what_they_say_alone(tiny, monkeypatch) -> None:
+    forwards = 0
+    forward_tree = tiny.target.forward_tree
+
+    def counted(*arguments):
+        nonlocal forwards
+        forwards += 1
+        return forward_tree(*arguments)
+
+    monkeypatch.setattr(tiny.target, "forward_tree", counted)
+    options = [
+        ChatOptions(max_new_tokens=24, verify=EXACT),
+        ChatOptions(max_new_tokens=24, verify=VerifyConfig(theta=0.5), sampling=SamplingConfig(temperature=1, seed=4)),
+        ChatOptions(max_new_tokens=24, verify=EXACT, draft=DraftConfig.chain(2)),  # another tree: decoded beside them
+        ChatOptions(max_new_tokens=24, verify=EXACT, stop=("e",)),
+    ]
+    ids = [tiny.chat_ids(text) for text in ("hello", "good day", "hi", "so")]
+    texts, counts = [], []
+    for share in (False, True):
+        forwards = 0
+        service = ChatService(tiny, max_active=3, share_forwards=share)
+        try:
+            responses = [service.submit(*job) for job in zip(ids, options, strict=True)]
+            service.submit(ids[0], options[0]).cancel()
+            texts.append([response.wait().token_ids for response in responses])
+        finally:
+            service.close()
+        counts.append(forwards)
+    assert texts[0] == texts[1]
+    assert counts[1] < counts[0]
