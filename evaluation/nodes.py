@@ -43,7 +43,8 @@ class LoggedNode:
 
     @property
     def ratio(self) -> float:
-        return self.z2 / self.z1
+        """z2/z1; 0 where z1 <= 0, which never fires."""
+        return self.z2 / self.z1 if self.z1 > 0 else 0.0
 
     def fires(self, theta: float) -> bool:
         """Low margin under the paper's ratio."""

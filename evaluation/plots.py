@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from evaluation.answers import Answer
 from evaluation.metrics import Cell, paired, turns
@@ -69,7 +69,7 @@ def values(part: FilledPart) -> Figure | None:
     if not metrics or any(_THETA.match(arm) for arm in arms) or "nodes" in part.metrics:
         return None
     figure = _figure(max(5.0, 2.2 + 0.32 * len(groups) * len(arms)), 2.6 * len(metrics))
-    for axes, metric in zip(figure.subplots(len(metrics), squeeze=False).flat, metrics, strict=True):
+    for axes, metric in zip(_panels(figure, len(metrics), 1), metrics, strict=True):
         _bars(axes, rows, metric, groups, arms)
         axes.set_ylabel(metric)
     figure.axes[0].set_title(part.title, fontsize=10)
@@ -113,13 +113,16 @@ def theta_sweep(part: FilledPart) -> Figure | None:
         return None
     quality = _quality(part)
     figure = _figure(5.4 * len(panels), 4.0)
-    for axes, ((model, task), rows) in zip(
-        figure.subplots(1, len(panels), squeeze=False).flat, panels.items(), strict=True
-    ):
+    for axes, ((model, task), rows) in zip(_panels(figure, 1, len(panels)), panels.items(), strict=True):
         for metric, colour in ((TAU, COLOURS[0]), (SPEED, COLOURS[2])):
             if metric in part.metrics:
                 _curve(axes, rows, metric, colour)
-        axes.set(xlabel="θ (strict drawn at 1)", ylabel="tokens per cycle (tau), speed-up", title=f"{model}, {task}")
+        axes.set(
+            xlabel="θ (strict drawn at 1)",
+            ylabel="tokens per cycle (tau), speed-up",
+            title=f"{model}, {task}",
+            xlim=(0.83, 1.01),
+        )
         lines, names = axes.get_legend_handles_labels()
         axes.yaxis.set_visible(bool(lines))
         if quality:
@@ -154,7 +157,7 @@ def pareto(part: FilledPart) -> Figure | None:
     if len(rows) < 2:
         return None
     figure = _figure(6.0, 4.2)
-    axes = figure.subplots()
+    (axes,) = _panels(figure, 1, 1)
     named = list(dict.fromkeys(filled.row.model for filled in rows))
     for index, filled in enumerate(rows):
         x, y = filled.ours[SPEED], filled.ours[quality]
@@ -192,7 +195,7 @@ def accepted_lengths(answers: Mapping[Row, Sequence[Answer]]) -> Figure | None:
     if not panels:
         return None
     figure = _figure(max(5.5, 4.6 * len(panels)), 3.6)
-    for axes, (model, arms) in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels.items(), strict=True):
+    for axes, (model, arms) in zip(_panels(figure, 1, len(panels)), panels.items(), strict=True):
         for index, (arm, lengths) in enumerate(arms.items()):
             top = min(max(lengths), _WIDEST)
             shares = [sum(min(n, _WIDEST) == k for n in lengths) / len(lengths) for k in range(top + 1)]
@@ -214,19 +217,22 @@ def margins(nodes: Mapping[Row, Sequence[LoggedNode]]) -> Figure | None:
     if not panels:
         return None
     figure = _figure(10.0, 3.3 * len(panels))
-    for (left, right), ((model, temperature), own) in zip(
-        figure.subplots(len(panels), 2, squeeze=False), panels.items(), strict=True
-    ):
+    axes = _panels(figure, len(panels), 2)
+    for left, right, ((model, temperature), own) in zip(axes[::2], axes[1::2], panels.items(), strict=True):
         split = [[node for node in own if not node.rejected], [node for node in own if node.rejected]]
-        style = {"stacked": True, "color": [COLOURS[0], COLOURS[1]], "label": ["a draft accepted", "all rejected"]}
-        left.hist([[min(max(n.ratio, 0.0), 1.0) for n in part] for part in split], bins=40, range=(0, 1), **style)
+        style: dict[str, Any] = {
+            "stacked": True,
+            "color": [COLOURS[0], COLOURS[1]],
+            "label": ["a draft accepted", "all rejected"],
+        }
+        left.hist([[min(max(n.ratio, 0.5), 1.0) for n in part] for part in split], bins=40, range=(0.5, 1), **style)
         left.axvline(_PAPERS_THETA, color="0.3", lw=1, ls="--")
         low = [node for node in own if node.fires(_PAPERS_THETA)]
         share = sum(node.rejected for node in low) / len(low) if low else 0.0
         left.set_title(
             f"{model}, T = {temperature:g}: {share:.0%} of {len(low)} rejected above {_PAPERS_THETA}", fontsize=9
         )
-        left.set(xlabel="z2 / z1", ylabel="tested nodes")
+        left.set(xlabel="z2 / z1 (first bin: 0.5 and less)", ylabel="tested nodes")
         right.hist(
             [[min(n.z1 - n.z2, _WIDEST_GAP) for n in part] for part in split], bins=40, range=(0, _WIDEST_GAP), **style
         )
@@ -249,7 +255,7 @@ def first_divergence(answers: Mapping[Row, Sequence[Answer]], strict: str = "exa
     if not curves:
         return None
     figure = _figure(max(5.5, 4.6 * len(curves)), 3.6)
-    for axes, (title, arms) in zip(figure.subplots(1, len(curves), squeeze=False).flat, curves.items(), strict=True):
+    for axes, (title, arms) in zip(_panels(figure, 1, len(curves)), curves.items(), strict=True):
         for index, (arm, found) in enumerate(arms.items()):
             ends = sorted(length for length, differs in found if differs)
             shares = [1 - (rank + 1) / len(found) for rank in range(len(ends))]
@@ -276,11 +282,17 @@ def _prefix(ours: Answer, base: Answer) -> tuple[int, bool]:
 
 
 def _figure(width: float, height: float) -> Figure:
-    import matplotlib as mpl  # only drawing needs it
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # only drawing needs it
 
-    mpl.rcParams["axes.spines.top"] = False
     return Figure(figsize=(width, height), layout="constrained")
+
+
+def _panels(figure: Figure, rows: int, columns: int) -> list[Axes]:
+    """Axes row by row, without the spines that say nothing."""
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for each in axes:
+        each.spines[["top", "right"]].set_visible(False)
+    return axes
 
 
 def _group(row: Row, rows: Sequence[FilledRow]) -> str:
