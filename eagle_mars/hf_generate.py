@@ -96,7 +96,7 @@ def custom_generate(
     """
     _refuse_what_needs_another_loop(model, input_ids, generation_config, model_kwargs)
     sampling = _sampling(logits_processor, generation_config)
-    streamer = streamer or _callers_streamer()
+    streamer = streamer or _callers_argument("streamer")
     verify = verify or VerifyConfig()
     stop_ids, max_length, criteria = _stops(stopping_criteria, generation_config)
     proposer = _proposer(model, draft)
@@ -159,6 +159,8 @@ def _refuse_what_needs_another_loop(
             f"custom_generate decodes greedily or by sampling, not by {mode.value.replace('_', ' ')}; "
             "leave num_beams, penalty_alpha, prompt_lookup_num_tokens and the like out."
         )
+    if _callers_argument("assistant_model") is not None:
+        raise ConfigError("assistant_model isn't used here; pass that model as draft=... instead.")
     if input_ids.shape[0] != 1:
         raise ConfigError(
             f"custom_generate decodes one sequence per call, not {input_ids.shape[0]}; call generate once per prompt, "
@@ -251,14 +253,14 @@ def _proposer(model: PreTrainedModel, draft: Draft | None) -> Proposer:
     return loaded[key]
 
 
-def _callers_streamer() -> BaseStreamer | None:
-    """The `streamer` that `generate` was called with.
+def _callers_argument(name: str) -> Any:
+    """The `streamer` or `assistant_model` that `generate` was called with.
 
-    transformers 5.10 to 5.24 gives it the prompt and then drops it when custom_generate is a callable
-    (`_extract_generation_mode_kwargs` overwrites the keywords that hold it), so its reader would wait for ever. The
-    calling frame still holds it.
+    transformers 5.10 to 5.24 drops both when custom_generate is a callable (`_extract_generation_mode_kwargs`
+    overwrites the keywords that hold them), after it has given the streamer the prompt: its reader would wait for ever.
+    The calling frame still holds them.
     """
     frame = inspect.currentframe()
     while frame is not None and frame.f_code is not inspect.unwrap(GenerationMixin.generate).__code__:
         frame = frame.f_back
-    return frame.f_locals["streamer"] if frame is not None else None
+    return frame.f_locals[name] if frame is not None else None

@@ -226,9 +226,12 @@ def test_other_refusals(llama: PreTrainedModel, options: dict) -> None:
         llama.generate(prompt().repeat(2, 1), max_new_tokens=5, **options)
     with pytest.raises(ConfigError, match="bound to another model"):
         tiny_model("Llama", seed=1).generate(prompt(), max_new_tokens=5, **options)
-    filled = llama(prompt(), use_cache=True).cache
+    with pytest.raises(ConfigError, match="assistant_model isn't used"):
+        llama.generate(prompt(), max_new_tokens=5, assistant_model=tiny_model("Llama", seed=1), **options)
+    output = llama(prompt(), use_cache=True)
+    name = "cache" if "cache" in output else "past_key_values"  # the older name, in transformers 5.10
     with pytest.raises(ConfigError, match="filled cache"):
-        llama.generate(torch.cat((prompt(), prompt()), dim=1), cache=filled, max_new_tokens=5, **options)
+        llama.generate(torch.cat((prompt(), prompt()), dim=1), max_new_tokens=5, **{name: output[name]}, **options)
     llama.train()
     try:
         with pytest.raises(ConfigError, match="training mode"):
