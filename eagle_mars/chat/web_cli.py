@@ -71,7 +71,7 @@ def web(
         try:
             page.launch(built, host, port)
         except OSError as error:
-            raise ConfigError(f"port {port} can't be bound; choose another with --port ({error}).") from error
+            raise ConfigError(f"port {port} can't be bound; choose another with --port.") from error
 
 
 def _serve_beside(service: ChatService, name: str) -> str:
