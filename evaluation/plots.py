@@ -203,7 +203,7 @@ def accepted_lengths(answers: Mapping[Row, Sequence[Answer]]) -> Figure | None:
             label = f"{arm}: tau {mean:.2f}"
             axes.plot(range(top + 1), shares, "o-", ms=4, lw=1.3, color=_colour(arm, index), label=label)
         axes.set(xlabel="accepted drafts in a cycle", ylabel="share of cycles", title=model, ylim=(0, None))
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.set_xticks(range(max(map(max, arms.values())) + 1))
         axes.legend(fontsize=7, frameon=False)
     return figure
 

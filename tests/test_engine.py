@@ -85,14 +85,13 @@ def test_sampled_exact_has_the_targets_distribution() -> None:
     assert sampled_law_pvalue(engine, [3, 7, 5, 4], DraftConfig(total_token=8, depth=2, top_k=3)) > 1e-3
 
 
-def sampled_law_pvalue(engine: Engine, prompt: list[int], shape: DraftConfig) -> float:
-    """Chi-square of 700 sampled triples of tokens under `exact` against the target's own distribution.
+def sampled_law_pvalue(engine: Engine, prompt: list[int], shape: DraftConfig, draws: int = 700) -> float:
+    """Chi-square of sampled triples of tokens under `exact` against the target's own distribution.
 
     Three, because the first comes from prefill and the last is drawn without a draft.
     """
     sampling = SamplingConfig(temperature=0.8, top_k=3)
     expected = _joint_law(engine, prompt, temperature=0.8, top_k=3, tokens=3)
-    draws = 700
     seen: Counter[tuple[int, ...]] = Counter()
     for seed in range(draws):
         steps = run(engine, prompt, max_new_tokens=3, draft=shape, verify=EXACT, sampling=sampling.replace(seed=seed))

@@ -100,6 +100,7 @@ class _Layer(CacheLayerMixin):
         super().__init__()
         self._keys, self._values = pair
         self._start, self._end = start, end
+        self._seen = 0  # without a mask of ours, the model builds one for rows behind these: the prompt's first ones
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -108,13 +109,14 @@ class _Layer(CacheLayerMixin):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         write_rows(self._keys, key_states, self._start)
         write_rows(self._values, value_states, self._start)
+        self._seen = self._end
         return self._keys[:, :, : self._end], self._values[:, :, : self._end]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self._end, 0
 
     def get_seq_length(self) -> int:
-        return self._end
+        return self._seen
 
     def get_max_length(self) -> int:
         return self._keys.shape[2]
