@@ -103,14 +103,21 @@ def test_files_stay_small() -> None:
 
 
 def test_plain_import_is_light() -> None:
-    heavy = ["torch", "triton", "transformers", "fastchat", "gradio", "matplotlib", "typer"]
+    heavy = ["torch", "triton", "transformers", "fastapi", "fastchat", "gradio", "matplotlib", "typer"]
     code = f"import sys, eagle_mars; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
+def test_the_command_lines_help_is_light() -> None:
+    heavy = ["torch", "transformers", "fastapi", "uvicorn", "fastchat", "gradio", "openai"]
+    code = f"import sys, eagle_mars.cli; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_using_the_model_needs_no_kernel_and_no_extra() -> None:
-    heavy = ["fastchat", "gradio", "matplotlib", "gguf", "eagle_mars.verify.kernels"]
+    heavy = ["fastapi", "fastchat", "gradio", "matplotlib", "gguf", "eagle_mars.verify.kernels"]
     code = f"import sys, eagle_mars; eagle_mars.EaModel; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
