@@ -1,7 +1,7 @@
 """What decoding together gains: `python -m evaluation.bench_batch`.
 
-The same prompts with batches of several sizes, all in one process, sizes interleaved round by round, texts compared with
-those of size 1. Prints tokens per second of the whole job and the ratio to size 1.
+The same prompts with batches of several sizes, all in one process, sizes interleaved round by round; texts are compared
+with those of size 1. Prints tokens per second of the whole job and the ratio to size 1.
 """
 
 from __future__ import annotations
