@@ -106,7 +106,7 @@ def _bars(axes: Axes, rows: Sequence[FilledRow], metric: str, groups: Sequence[s
 def theta_sweep(part: FilledPart) -> Figure | None:
     """tau and speed-up against θ, quality on the second axis; a panel per model and task, strict at θ = 1."""
     panels: dict[tuple[str, str], list[FilledRow]] = {}
-    for filled in part.rows:
+    for filled in [filled for filled in part.rows if filled.row.task == MEAN] or part.rows:
         panels.setdefault((filled.row.model, filled.row.task), []).append(filled)
     panels = {key: rows for key, rows in panels.items() if _has_numbers(rows, part.metrics)}
     if not panels or not any(_THETA.match(filled.row.arm) for filled in part.rows):

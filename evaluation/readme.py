@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = Path("docs") / "results"
 _BLOCK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 _HELDOUT_PROMPTS = 40
+_MOST_ROWS = 6
 
 
 def rendered(text: str, root: Path = ROOT) -> str:
@@ -64,14 +65,15 @@ def _heldout_row(row: dict[str, Any], run: dict[str, Any]) -> str:
 
 
 def reproduced(results: Path) -> str:
-    """Our rows of every reproduced table, means over tasks where a table has them, with links to the whole tables."""
+    """Our rows of every reproduced table, means over tasks where a table has them; long parts only by their link."""
     blocks = []
     for path in sorted(results.glob("tables/*/table.json")):
         table = FilledTable.model_validate_json(path.read_text("utf-8"))
         lines = [f"**[{table.title}](docs/results/tables/{table.name}/table.md)**", ""]
         reasons: dict[str, int] = {}
-        for part in table.parts:
-            lines += [*markdown_rows(_ours(part), reasons), ""]
+        for part in map(_ours, table.parts):
+            if part.rows and len(part.rows) <= _MOST_ROWS:
+                lines += [*markdown_rows(part, reasons), ""]
         lines += [f"({number}) {reason}.  " for reason, number in reasons.items()]
         blocks.append("\n".join(lines).strip())
     return "\n\n".join(blocks) if blocks else "No table has been reproduced yet."

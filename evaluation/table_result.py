@@ -104,7 +104,7 @@ def markdown(table: FilledTable) -> str:
     reasons: dict[str, int] = {}
     lines = [f"# {table.title}", "", f"Published: {table.source}.", ""]
     for part in table.parts:
-        lines += [f"## {part.title}", "", *markdown_rows(part, reasons), ""]
+        lines += [f"## {part.title}", "", *markdown_rows(part, reasons), *_left_out(part, reasons), ""]
     lines += [f"({number}) {reason}.  " for reason, number in reasons.items()]
     lines += ["", *(f"- {note}" for note in table.notes), "", repeat(table)]
     return "\n".join(lines) + "\n"
@@ -113,7 +113,7 @@ def markdown(table: FilledTable) -> str:
 def markdown_rows(part: FilledPart, reasons: dict[str, int]) -> list[str]:
     """The lines of one part's table. reasons: footnotes so far; new ones are added.
 
-    A metric that is nowhere published has one column, ours; rows without any number are told in one line below.
+    A metric that is nowhere published has one column, ours; rows without any number are left out.
     """
     names = labels(part)
     head = [name for name, _ in names] + ["n"]
@@ -129,7 +129,7 @@ def markdown_rows(part: FilledPart, reasons: dict[str, int]) -> list[str]:
             else:
                 cells.append(_show(ours, reasons))
         lines.append("| " + " | ".join(cells) + " |")
-    return [*lines, *_left_out(part, reasons)]
+    return lines
 
 
 def _left_out(part: FilledPart, reasons: dict[str, int]) -> list[str]:

@@ -178,6 +178,7 @@ def test_readme_shows_our_rows_of_a_table(tmp_path: Path) -> None:
     text = rendered("before\n<!-- results: reproduced -->\nold\n<!-- end of results -->\nafter\n", tmp_path)
     assert "1.25 [1, 1.5]" in text
     assert "big_model" not in text
+    assert "nobody says" not in text  # what isn't published is no news in README
     assert "old" not in text
     assert text.startswith("before\n")
     assert text.endswith("<!-- end of results -->\nafter\n")
