@@ -18,6 +18,14 @@ import openai
 from tests.chat.processes import Server, free_port
 
 HELLO = [{"role": "user", "content": "hello"}]
+BAD = [
+    {"extra_body": {"theta": 0.1}},
+    {"extra_body": {"theta": "much"}},
+    {"messages": []},
+    {"messages": [{"role": "user", "content": 5}]},
+    {"max_tokens": 10**9},
+    {"temperature": -1},
+]
 
 
 def test_a_servers_life(tiny_pair, tmp_path: Path) -> None:
@@ -39,9 +47,11 @@ def test_a_servers_life(tiny_pair, tmp_path: Path) -> None:
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="secret", timeout=120, max_retries=0)
     _drive_with_the_openai_client(client, url)
     _drive_with_curl(url)
-    for _ in range(6):
+    for options in BAD:
         with pytest.raises(openai.BadRequestError):
-            client.chat.completions.create(model="tiny", messages=HELLO, extra_body={"theta": 0.1})
+            client.chat.completions.create(**{"model": "tiny", "messages": HELLO, **options})
+    good = client.chat.completions.create(model="tiny", messages=HELLO, max_tokens=3)
+    assert good.usage.completion_tokens == 3  # more bad requests than places: none of them has kept its place
     _stop_while_it_answers(server, client, url)
 
 
