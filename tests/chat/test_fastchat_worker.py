@@ -47,9 +47,14 @@ def client(worker) -> TestClient:
     return TestClient(app)
 
 
-def test_making_a_worker_leaves_the_streams_alone(worker: EagleMarsWorker) -> None:
-    assert sys.stdout.__class__.__module__ != "fastchat.utils"
-    assert sys.stderr.__class__.__module__ != "fastchat.utils"
+def test_making_a_worker_leaves_the_streams_alone(service: ChatService, monkeypatch) -> None:
+    for name in ("worker", "logger"):
+        monkeypatch.setattr(base_model_worker, name, None)
+    for name in ("stdout", "stderr"):  # put back, should FastChat take them after all
+        monkeypatch.setattr(sys, name, getattr(sys, name))
+    before = sys.stdout, sys.stderr
+    EagleMarsWorker(service, "http://127.0.0.1:1", "http://127.0.0.1:1/fc", "tiny")
+    assert (sys.stdout, sys.stderr) == before
 
 
 def test_the_template_carries_messages(worker: EagleMarsWorker) -> None:
