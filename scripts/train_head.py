@@ -6,7 +6,7 @@ On GPUs, one or many:
 
 On a CPU, one process per core (accelerate's own launcher would want MPI there):
 
-    OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 scripts/train_head.py --cpu --target DIR ...
+    OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 scripts/train_head.py --target DIR ...
 
 Run the same command again to continue after a kill; every option of TrainOptions is a flag.
 """
@@ -65,7 +65,9 @@ def start_of(args: argparse.Namespace, model: PreTrainedModel, dataset: ShardDat
 def main(arguments: list[str] | None = None) -> None:
     args, options = parse(arguments)
     torch.manual_seed(options.seed)
-    accelerator = Accelerator(cpu=args.cpu, mixed_precision=args.mixed_precision)
+    # Without a GPU accelerate wants to be told, or processes of torchrun would train alone.
+    cpu = args.cpu or not torch.accelerator.is_available()
+    accelerator = Accelerator(cpu=cpu, mixed_precision=args.mixed_precision)
     model = AutoModelForCausalLM.from_pretrained(args.target, dtype=torch.float32).eval()
     dataset = ShardDataset(*args.data)
     held_out = ShardDataset(args.held_out) if args.held_out else None
