@@ -69,7 +69,11 @@ class Batch:
         if step.finish_reason is None:
             response.feed_drafter()
             self._cache.join(response.cache)
-            self._drafter.join(response.drafter)
+            try:
+                self._drafter.join(response.drafter)
+            except Exception:  # out of memory, say: the others still can go on
+                self._cache.drop(len(self.responses))
+                raise
             response.release()
             self.responses.append(response)
             self._plan = None
@@ -140,6 +144,8 @@ class Batch:
             return DraftTree.from_parents(roots.unsqueeze(1), torch.full_like(roots, -1).unsqueeze(1), max_depth=0)
         news = [response.news() for response in self.responses]
         self._drafter.extend([features for features, _ in news], [tokens for _, tokens in news])
+        for response in self.responses:  # now, since what follows may fail for one of them and be repeated
+            response.fed()
         tree = self._drafter.grow(roots).to(roots.device)
         if bare.any():
             orphans = torch.where(bare.to(roots.device).unsqueeze(1), -1, tree.parents)

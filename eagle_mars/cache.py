@@ -123,27 +123,29 @@ class TreeCache(Cache):
     def join(self, other: TreeCache) -> None:
         """Copy the only sequence of `other` into a free place, behind the sequences in use.
 
-        Raises ContextLengthError if it is longer than `max_length`.
+        Raises ContextLengthError, and changes nothing, if it is longer than `max_length`.
         """
         row, length = len(self.lengths), other.committed
         if row == self.batch:
             raise RuntimeError("every place of this cache is in use; drop a sequence first")
-        self.lengths.append(0)
         self.reserve(max(length - self.committed, 0))
-        for device, buffer in self._buffers.items():
-            buffer[:, :, row, :, :length] = other._buffers[device][:, :, 0, :, :length]
-        self.lengths[row] = length
+        self._move_in(row, other, 0, length)
+        self.lengths.append(length)
 
     def drop(self, row: int) -> None:
         """Free the place of a sequence; the last one in use moves into it."""
         last = len(self.lengths) - 1
         if row != last:
-            length = self.lengths[last]
-            for buffer in self._buffers.values():
-                buffer[:, :, row, :, :length] = buffer[:, :, last, :, :length]
-            self.lengths[row] = length
+            self._move_in(row, self, last, self.lengths[last])
+            self.lengths[row] = self.lengths[last]
         self.lengths.pop()
         self._forget_pending()
+
+    def _move_in(self, row: int, other: TreeCache, place: int, length: int) -> None:
+        """Copy a sequence; zeros behind it, since it reads, masked, what the one before it has left: 0 * NaN is NaN."""
+        for device, buffer in self._buffers.items():
+            buffer[:, :, row, :, :length] = other._buffers[device][:, :, place, :, :length]
+            buffer[:, :, row, :, length:] = 0
 
     def reset(self, sequences: int | None = None) -> None:
         """Forget every row and start again with that many sequences (None: `batch`); the memory is kept."""

@@ -232,8 +232,12 @@ class Speculation(_Response):
         return self.features, self.tokens
 
     def feed_drafter(self) -> None:
-        """Extend this response's own drafter with the news, which are none then."""
+        """Extend this response's own drafter with the news."""
         self.drafter.extend(self.features, self.tokens)
+        self.fed()
+
+    def fed(self) -> None:
+        """The drafter has the news: there are none until the next cycle."""
         self.features, self.tokens = None if self.features is None else self.features[:, :0], self.tokens[:, :0]
 
     def history_before_root(self) -> History | None:

@@ -172,3 +172,28 @@ def test_what_lies_behind_a_shorter_sequence_is_hidden_and_finite() -> None:
     assert keys.shape[2] == 5
     assert values.isfinite().all()
     assert cache.positions(torch.tensor([[0, 1], [0, 1]])).tolist() == [[3, 4], [1, 2]]
+
+
+def test_nothing_of_who_left_reaches_who_comes() -> None:
+    """A response may leave because its keys are NaN; those that follow in its place read, masked, what it has left."""
+    nan = float("nan")
+    cache = ragged([1, 6, 2])
+    append_each(cache, [[5.0, 5.0], [nan, nan], [5.0, 5.0]])
+    cache.commit([[0], [0, 1], [0]])
+    cache.drop(1)  # the last one moves into its place
+    cache.drop(1)
+    single = make()
+    append(single, [7.0])
+    single.commit()
+    cache.join(single)
+    assert held(cache) == [[0.0, 5.0], [7.0]]
+    assert all(keys.isfinite().all() and values.isfinite().all() for keys, values in cache._views)
+
+
+def test_a_sequence_that_is_too_long_changes_nothing() -> None:
+    cache, long = ragged([3]), make(max_length=200)
+    append(long, [1.0] * 100)
+    long.commit()
+    with pytest.raises(ContextLengthError):
+        cache.join(long)
+    assert held(cache) == [[0.0, 1.0, 2.0]]

@@ -41,12 +41,12 @@ class BatchDrafter:
         if drafter.output is None:
             raise RuntimeError("a drafter joins after its first `extend`")
         row, length = len(self.lengths), drafter.rows
-        self.lengths.append(length)
-        self._reserve(0)
+        self._reserve([*self.lengths, length])
         for ours, theirs in zip(self._cache, drafter.cache, strict=True):
             for target, source in zip(ours, theirs, strict=True):
-                target[row, :, :length] = source[0, :, :length]
+                _move_in(target[row], source[0], length)
         self._output = drafter.output if row == 0 else torch.cat((self._output, drafter.output))
+        self.lengths.append(length)
 
     def drop(self, row: int) -> None:
         """Forget a sequence; the last one moves into its place."""
@@ -55,7 +55,7 @@ class BatchDrafter:
         if row != last:
             for pair in self._cache:
                 for buffer in pair:
-                    buffer[row, :, :length] = buffer[last, :, :length]
+                    _move_in(buffer[row], buffer[last], length)
             self.lengths[row] = length
             self._output[row] = self._output[last]
         self.lengths.pop()
@@ -71,7 +71,7 @@ class BatchDrafter:
         longest = max(counts)
         if longest == 0:
             return
-        self._reserve(longest)
+        self._reserve(self.lengths, longest)
         tokens = pad_sequence([t[0].to(self._device) for t in next_tokens], batch_first=True)
         x = torch.empty(*tokens.shape, 0, device=self._device, dtype=self._dtype)
         if features[0] is not None:
@@ -90,16 +90,16 @@ class BatchDrafter:
     @torch.no_grad()
     def grow(self, roots: Tensor) -> DraftTree:
         """One draft tree under each of roots [B]: the tokens that ended the last `extend`."""
-        self._reserve(0)
+        self._reserve(self.lengths)
         return grow(self.head, self._in_use(), self.lengths, roots.to(self._device), self._output, self.config)
 
     def _in_use(self) -> list[KeyValue]:
         n = len(self.lengths)
         return [(keys[:n], values[:n]) for keys, values in self._cache]
 
-    def _reserve(self, rows: int) -> None:
-        """Room for `rows` more real rows and the scratch rows of one tree."""
-        needed = max(self.lengths) + rows + self.config.depth * self.config.top_k
+    def _reserve(self, lengths: Sequence[int], more: int = 0) -> None:
+        """Room for sequences of these lengths, `more` real rows for each, and the scratch rows of one tree."""
+        needed = max(lengths) + more + self.config.depth * self.config.top_k
         if needed <= self._capacity:
             return
         self._capacity = max(2 * self._capacity, needed + _HEADROOM)
@@ -111,3 +111,9 @@ class BatchDrafter:
             for target, source in zip(new, old, strict=True):
                 target[:, :, : source.shape[2]] = source
         self._cache = grown
+
+
+def _move_in(place: Tensor, source: Tensor, length: int) -> None:
+    """Copy rows [kv_heads, :length, d]; zeros behind them, for the reason that `TreeCache` has."""
+    place[:, :length] = source[:, :length]
+    place[:, length:] = 0
