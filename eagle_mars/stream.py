@@ -15,7 +15,8 @@ from eagle_mars.text import Detokenizer, StopStrings
 class Piece:
     """Some text, and how the token that completed it was accepted.
 
-    tokens: ids since the piece before; most often one. scores: one for each of them, when the request asked for them.
+    tokens: ids since the piece before; most often one, none where only the end shows that held back text is no stop
+    string. scores: one for each of them, when the request asked for them.
     """
 
     text: str
@@ -96,9 +97,10 @@ class ResponseStream:
             if step.finish_reason is not None and not self._stops.hit:
                 tail = self._stops.push(self._detokenizer.flush())
                 cycle += piece(tail if self._stops.hit else tail + self._stops.flush())
+            if self._stops.hit:
+                self._free_engine()  # before the text is handed over: who has it may never ask again
             yield tuple(cycle)
             if self._stops.hit:
-                self._free_engine()
                 break
         last = steps[-1].finish_reason
         self._result = GenerationResult(

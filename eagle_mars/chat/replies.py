@@ -89,7 +89,7 @@ class Reply(ABC):
         return extras
 
     def _detail(self, piece: Piece) -> Json:
-        best = piece.scores[-1].best[:2]
+        best = piece.scores[-1].best[:2] if piece.scores else ()
         shown = [
             {"token": self._token_text(c.token_id), "logit": _finite(c.logit), "logprob": _finite(c.logprob)}
             for c in best

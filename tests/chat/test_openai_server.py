@@ -150,6 +150,15 @@ def test_chat_logprobs(client, tiny) -> None:
     assert chat(client)["choices"][0]["logprobs"] is None
 
 
+def test_details_of_text_that_a_stop_string_held_back_to_the_end(client, tiny) -> None:
+    text = tiny.generate(tiny.chat_ids(HELLO), max_new_tokens=12, verify=VerifyConfig(rule="exact")).text
+    beginnings = [text[-2] + "!", text[-1] + "!"]  # the last token gives text free and is held back itself
+    (choice,) = chat(client, rule="exact", stop=beginnings, details=True)["choices"]
+    assert choice["message"]["content"] == text
+    assert "".join(piece["text"] for piece in choice["details"]) == text
+    assert choice["details"][-1]["best"] == []
+
+
 def test_details_show_both_candidates_of_relaxed_tokens(client) -> None:
     (choice,) = chat(client, max_tokens=40, details=True)["choices"]
     assert "".join(piece["text"] for piece in choice["details"]) == choice["message"]["content"]
