@@ -201,6 +201,8 @@ class EaModel(EagleFunctions):
         A response's seconds include the cycles that it shared: they tell its latency, not its cost.
         Raises what `generate` raises.
         """
+        if isinstance(prompts, str):
+            raise ConfigError("prompts is one text, not several; give a list, or call generate.")
         batch = self.new_batch(batch_size, draft)
         options = zip(
             prompts,
