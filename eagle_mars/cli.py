@@ -87,7 +87,7 @@ def generate(
     with one_sentence_errors():
         verify = VerifyConfig(rule=rule, theta=theta, margin=margin, gap=gap, branch=branch, max_regret=max_regret)
         sampling = SamplingConfig(temperature=temperature, top_k=sample_top_k, top_p=top_p, seed=seed)
-        text = sys.stdin.read() if prompt in (None, "-") else prompt or ""
+        text = _stdin() if prompt is None or prompt == "-" else prompt
         draft = draft_options(total_token, depth, top_k)
         ea = load(model, head, dtype, device, threads, cpu_pack, draft)
         stream = ea.stream(
@@ -191,11 +191,18 @@ def info(as_json: Json = False) -> None:
         render.facts(Console(), facts)
 
 
+def _stdin() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError:
+        raise ConfigError("stdin holds bytes that are no UTF-8; correct its encoding.") from None
+
+
 def _prompt_ids(ea: EaModel, text: str, raw: bool, system: str | None) -> Any:
     if not text.strip():
         raise ConfigError("the prompt is empty; write something.")
     if raw or ea.tokenizer.chat_template is None:
-        return ea.tokenizer(text).input_ids
+        return ea.text_ids(text)
     messages = [{"role": "system", "content": system}] if system else []
     return ea.chat_ids([*messages, {"role": "user", "content": text}])
 

@@ -258,7 +258,18 @@ class EaModel(EagleFunctions):
             )
         except (TemplateError, ValueError) as error:  # ValueError: the final message isn't found in what was rendered
             raise ConfigError(f"the chat template refuses these messages: {error}") from error
-        return self.tokenizer(text, add_special_tokens=False).input_ids
+        return self.text_ids(text, add_special_tokens=False)
+
+    def text_ids(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Ids of raw text, by default with the special tokens that the tokenizer adds by itself.
+
+        Raises ConfigError for text that isn't UTF-8, which Python reads from a terminal or an argument all the same.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ConfigError("the text holds bytes that are no UTF-8; correct its encoding.") from None
+        return self.tokenizer(text, add_special_tokens=add_special_tokens).input_ids
 
     def _request(
         self,
@@ -284,7 +295,7 @@ class EaModel(EagleFunctions):
 
     def _ids(self, prompt: Prompt) -> Tensor:
         if isinstance(prompt, str):
-            prompt = self.tokenizer(prompt).input_ids
+            prompt = self.text_ids(prompt)
         try:
             ids = torch.as_tensor(prompt, dtype=torch.long)
         except (TypeError, ValueError, RuntimeError):

@@ -7,7 +7,9 @@ import torch
 
 from eagle_mars import EaModel
 from eagle_mars.batch import Batch
+from eagle_mars.cache import TreeCache
 from eagle_mars.config import DraftConfig, SamplingConfig, VerifyConfig
+from eagle_mars.draft.batch_drafter import BatchDrafter
 from eagle_mars.draft.draft_model import DraftModel
 from eagle_mars.engine import Engine, Request
 from eagle_mars.errors import ConfigError, LogitsError
@@ -208,10 +210,12 @@ def test_a_response_that_there_is_no_memory_for_leaves_no_trace(monkeypatch) -> 
     def fail(*arguments):
         raise torch.OutOfMemoryError
 
-    for memory in (batch._cache, batch._drafter):
-        with monkeypatch.context() as patched, pytest.raises(torch.OutOfMemoryError):
-            patched.setattr(type(memory), "_allocate" if memory is batch._cache else "_reserve", fail)
-            next(batch.speculate(torch.tensor([[3] * 300]), request))
+    for owner, name in ((TreeCache, "_allocate"), (BatchDrafter, "_reserve")):
+        newcomer = batch.speculate(torch.tensor([[3] * 300]), request)
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, fail)
+            with pytest.raises(torch.OutOfMemoryError):
+                next(newcomer)
     steps += kept
     assert strip(steps) == strip(alone(engine, [4, 4, 9, 8], request))
 

@@ -43,6 +43,12 @@ def test_generate_reads_stdin_and_prints_json(pair) -> None:
     assert json.loads(again.stdout)["token_ids"] == result["token_ids"]
 
 
+def test_stdin_that_is_no_text_is_a_mistake(pair) -> None:
+    done = CliRunner().invoke(app, ["generate", *pair], input=b"caf\xe9")
+    assert done.exit_code == 1
+    assert "stdin holds bytes that are no UTF-8" in done.stderr
+
+
 def test_compare_ends_with_one_json_object(pair, tmp_path: Path) -> None:
     questions = tmp_path / "question.jsonl"
     rows = [{"question_id": i, "turns": [text, "second turn"]} for i, text in enumerate(["ab", "cd", "ef"])]
@@ -94,6 +100,8 @@ def test_info_names_versions_and_support() -> None:
     ("arguments", "sentence"),
     [
         (["generate", ""], "the prompt is empty"),
+        (["generate", "caf\udce9"], "bytes that are no UTF-8"),  # what Python makes of such an argument
+        (["generate", "caf\udce9", "--raw"], "bytes that are no UTF-8"),
         (["generate", "hi", "--theta", "1.5"], "theta"),
         (["generate", "hi", "--max-new-tokens", "0"], "max_new_tokens=0"),
         (["generate", "hi", "--max-new-tokens", "5000"], "context of 1024"),

@@ -91,7 +91,7 @@ class ChatService:
     def text_ids(self, prompt: str) -> list[int]:
         """Prompt ids of raw text, with the special tokens that the tokenizer adds by itself."""
         with self._tokenizer_lock:
-            return self.model.tokenizer(prompt).input_ids
+            return self.model.text_ids(prompt)
 
     def token_text(self, token_id: int) -> str:
         """The text of one token alone; a replacement character where it is part of a character."""

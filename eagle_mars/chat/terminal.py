@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from eagle_mars.chat.conversation import Conversation
+from eagle_mars.chat.response import Response
 from eagle_mars.chat.session import ChatOptions, ChatService
 from eagle_mars.config import Rule, VerifyConfig
 from eagle_mars.errors import ConfigError, EagleMarsError
@@ -84,7 +85,6 @@ class Terminal:
                 self._conversation.ask(text)
                 self._answer()
         except EagleMarsError as error:
-            self._conversation.take_back_question()
             self._console.print(Text(f"error: {error}", style="bold red"), soft_wrap=True)
 
     def _message(self) -> str:
@@ -107,10 +107,20 @@ class Terminal:
                 return self._read(prompt if self._console.is_terminal else "")
             except KeyboardInterrupt:
                 self._note("\nnothing is running; !!exit or Ctrl-D ends the chat.")
+            except UnicodeDecodeError:
+                self._note("that line holds bytes that are no UTF-8; write it again.")
 
     def _answer(self) -> None:
-        """Stream the answer to the conversation; Ctrl-C stops it, and what has come so far stays."""
-        response = self._service.chat(self._conversation.messages, self._options)
+        """Answer the conversation. Raises what decoding raises; the question is forgotten then."""
+        try:
+            said = self._say(self._service.chat(self._conversation.messages, self._options))
+        except EagleMarsError:
+            self._conversation.take_back_question()
+            raise
+        self._conversation.answer(said)
+
+    def _say(self, response: Response) -> str:
+        """Stream the answer, and give its text; Ctrl-C stops it, and what has come so far stays."""
         said: list[str] = []
         try:
             for pieces in response:
@@ -126,7 +136,7 @@ class Terminal:
             self._console.print()
             self._results.append(response.result)
             self._note(self._status(response.result))
-        self._conversation.answer("".join(said))
+        return "".join(said)
 
     def _status(self, result: GenerationResult) -> str:
         verify = self._verify

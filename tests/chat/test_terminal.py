@@ -101,12 +101,36 @@ def test_the_rule_changes_between_turns(service, tiny) -> None:
         ("!!load /nowhere/chat.json", "can't read /nowhere/chat.json"),
         ("!!save /nowhere/chat.json", "can't write /nowhere/chat.json"),
         ("a" * 2000, "the prompt has 20"),
+        ("caf\udce9", "the text holds bytes that are no UTF-8"),
     ],
 )
 def test_a_mistake_is_told_and_the_chat_goes_on(service, tiny, line: str, sentence: str) -> None:
     shown = talk(service, line, "hello")
     assert f"error: {sentence}" in shown
     assert answer(tiny, "hello") in shown
+
+
+def test_a_line_that_cannot_be_decoded_is_asked_for_again(service, tiny) -> None:
+    """`input` raises this in a UTF-8 locale; in the C locale it gives the bytes as half surrogates."""
+    typed = iter([b"caf\xe9", b"hello"])
+
+    def read(prompt: str) -> str:
+        for line in typed:
+            return line.decode()
+        raise EOFError
+
+    console = Console(file=io.StringIO(), width=200)
+    Terminal(service, ChatOptions(max_new_tokens=12), console, read).run()
+    assert "no UTF-8; write it again" in console.file.getvalue()
+    assert answer(tiny, "hello") in console.file.getvalue()
+
+
+def test_a_wrong_command_forgets_no_question(service, tiny, tmp_path: Path) -> None:
+    file = tmp_path / "chat.json"
+    messages = [{"role": "user", "content": "hello"}]
+    file.write_text(json.dumps({"messages": messages}))
+    talk(service, f"!!load {file}", "!!nope", f"!!save {file}")
+    assert json.loads(file.read_text())["messages"] == messages
 
 
 def test_a_file_that_is_no_chat_changes_nothing(service, tiny, tmp_path: Path) -> None:
