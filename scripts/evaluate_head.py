@@ -39,7 +39,7 @@ def main() -> None:
     print("| prompts | number | tokens | tau, chain of 5 | accepted at draft 1 … 5 | text in vocabulary |")
     print("|---|---|---|---|---|---|")
     for kind, indices in {"all": set().union(*kinds.values()), **kinds}.items():
-        part = dataset.where(lambda entry, indices=indices: entry.index in indices)
+        part = dataset.answering(indices)
         result = chain_acceptance(start.head, start.scales, part)
         accepted = " ".join(f"{share:.3f}"[1:] for share in result.conditional)
         tokens = sum(entry.length for entry in part.entries)

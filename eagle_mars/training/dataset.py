@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -80,10 +80,10 @@ class ShardDataset:
                     self.n_duplicates += 1
                 start += length
 
-    def where(self, keep: Callable[[Entry], bool]) -> ShardDataset:
-        """The same shards, restricted to the sequences that ``keep`` says yes to."""
+    def answering(self, indices: set[int]) -> ShardDataset:
+        """The same shards, restricted to the answers to requests ``indices``."""
         part = copy.copy(self)
-        part.entries = [entry for entry in self.entries if keep(entry)]
+        part.entries = [entry for entry in self.entries if entry.index in indices]
         return part
 
     def tokens(self, entry: Entry) -> tuple[Tensor, Tensor]:
