@@ -8,6 +8,7 @@ parts are folded into it when all of them are done, and at the start of the next
 from __future__ import annotations
 
 import fcntl
+import glob
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -62,7 +63,7 @@ def fold(path: Path, order: Sequence[QuestionId]) -> None:
     A question that was answered both here and there (the run was killed while folding) keeps its first answer: the
     settings are the same, so both hold the same text. An answer replaces a failure.
     """
-    parts = sorted(path.parent.glob(f"{path.name}.part-*"))
+    parts = sorted(path.parent.glob(f"{glob.escape(path.name)}.part-*"))
     sources = [source for source in (path, *parts) if source.is_file()]
     rows: dict[QuestionId, Answer] = {}
     for source in sources:

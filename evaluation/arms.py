@@ -29,6 +29,12 @@ class Arm:
     def method(self) -> str:
         return self.answers[0].method
 
+    @property
+    def batch_size(self) -> int:
+        """Questions decoded together, as the run's record says; 1 without a record."""
+        record = _record(self.path)
+        return int(record["settings"].get("batch_size", 1)) if record and "settings" in record else 1
+
 
 def read_arm(path: Path) -> Arm:
     """Raises ConfigError if the file holds no answers."""
@@ -82,16 +88,23 @@ def choose_baseline(arms: Sequence[Arm], path: Path | None) -> Arm | None:
     return alone[0] if len(alone) == 1 else None
 
 
-def _dataset(answer_file: Path) -> dict[str, Any] | None:
-    """What the run's record says of the questions; None without a record."""
+def _record(answer_file: Path) -> dict[str, Any] | None:
+    """The record beside the answers; None without one. Raises ConfigError if it is none."""
     path = answer_file.with_suffix(".run.json")
     try:
-        dataset: dict[str, Any] = json.loads(path.read_text("utf-8"))["dataset"]
+        record: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        record["dataset"]
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{path} is no record of a run ({error!r}); move it away, name --question-file.") from error
-    return dataset
+    return record
+
+
+def _dataset(answer_file: Path) -> dict[str, Any] | None:
+    """What the run's record says of the questions; None without a record."""
+    record = _record(answer_file)
+    return record["dataset"] if record else None
 
 
 def _question_file(task: Task, dataset: Mapping[str, Any] | None) -> Path:

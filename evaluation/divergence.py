@@ -23,6 +23,7 @@ import numpy as np
 import typer
 
 from eagle_mars.cli_options import one_sentence_errors
+from eagle_mars.errors import ConfigError
 from evaluation.arms import Arm, asked, read_arms
 from evaluation.differences import REASONS, TIE, Divergence, diverge
 from evaluation.gaps import Gaps
@@ -55,6 +56,8 @@ def main(
 ) -> None:
     """Pair answer files with those of `exact`."""
     with one_sentence_errors():
+        if margin <= 0:
+            raise ConfigError("--margin is a loss that would matter, so it has to be above 0; try 0.02.")
         base, *arms = read_arms([base_file, *arm_files])
         task, questions = asked([base, *arms], question_file, question_begin, question_end)
         if problems:

@@ -30,7 +30,7 @@ from evaluation.data.questions import Question, read_questions
 from evaluation.job import Job, run_job
 from evaluation.models import ModelConfig, check_model_config, load_pair, read_model_config
 from evaluation.record import read_settings
-from evaluation.settings import UNDRAFTED, EvaluationMethod, RunSettings, arm_name, verify_config
+from evaluation.settings import UNDRAFTED, EvaluationMethod, arm_name, check_settings, verify_config
 from evaluation.tasks import Task, find_task
 from evaluation.workers import Workers
 
@@ -152,7 +152,7 @@ def main(
         if category_temperatures and temperature is not None:
             raise ConfigError("--temperature and --category-temperatures both name the temperature; give one of them.")
         drawn_at = "by-category" if category_temperatures else f"{temperature or 0:g}"
-        settings = RunSettings(
+        settings = check_settings(
             model_id=model_id or arm_name(name, method, control.verify if control else verify, drawn_at),
             bench_name=task.name,
             task_version=task.version,
@@ -165,7 +165,7 @@ def main(
             sample_top_k=sample_top_k,
             category_temperatures=category_temperatures,
             seed=seed,
-            max_new_tokens=max_new_token or task.max_new_tokens,
+            max_new_tokens=task.max_new_tokens if max_new_token is None else max_new_token,
             num_choices=num_choices,
             stop=tuple(stop) if stop else task.stop,
             batch_size=batch_size,

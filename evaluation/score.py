@@ -34,7 +34,7 @@ def main(
     question_begin: Annotated[int, typer.Option(min=0, help="As in the run: what wasn't asked isn't wrong.")] = 0,
     question_end: Annotated[int | None, typer.Option(min=0, help="As in the run.")] = None,
     baseline: Annotated[Path | None, typer.Option(help="Paired with the others; default: the `ar` arm.")] = None,
-    k: Annotated[list[int] | None, typer.Option(help="k of pass@k; repeatable.")] = None,
+    k: Annotated[list[int] | None, typer.Option(min=1, help="k of pass@k; repeatable.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds per model-written program.")] = 10.0,
     workers: Annotated[int, typer.Option(min=1, help="Programs at a time.")] = 1,
     allow_unconfined: Annotated[bool, typer.Option("--allow-unconfined", help="Run programs unguarded.")] = False,
@@ -89,7 +89,11 @@ def cells(arm: Arm, graded: Graded, base: Arm | None, seed: int) -> dict[str, Ce
         found["seconds per solved"] = seconds_per_solved(arm.answers, graded.questions[graded.solved], seed)
     if base is None:
         return found | {"speed-up": Cell.empty("no baseline: give an `ar` arm, or --baseline")}
-    return found | compare(arm.answers, base.answers, seed)
+    found |= compare(arm.answers, base.answers, seed)
+    if arm.batch_size != base.batch_size:
+        apart = f"decoded {arm.batch_size} at a time and the baseline {base.batch_size}: their seconds don't compare"
+        found |= dict.fromkeys(("speed-up", "time ratio"), Cell.empty(apart))
+    return found
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from eagle_mars import SamplingConfig, VerifyConfig
 from eagle_mars.config import Rule
@@ -104,6 +104,16 @@ class RunSettings(BaseModel):
                 f"--num-choices {self.num_choices} at temperature 0 would give {self.num_choices} times the same "
                 "answer; raise --temperature or ask for one choice."
             )
+
+
+def check_settings(**values: Any) -> RunSettings:
+    """Checked settings. Raises ConfigError for a value that isn't usable."""
+    try:
+        return RunSettings(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"{name}={first['input']!r} is not usable: {first['msg']}.") from error
 
 
 def turn_seed(seed: int, question_id: int | str, choice: int, turn: int) -> int:

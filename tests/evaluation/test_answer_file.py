@@ -44,7 +44,7 @@ def test_failures_are_tried_again(tmp_path: Path) -> None:
 
 
 def test_parts_are_folded_in_the_order_of_the_questions(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
+    path = tmp_path / "a[7b].jsonl"  # brackets would be a pattern
     append(path, answer(5), answer(9, FAILED))
     append(part(path, 0), answer(7))
     append(part(path, 11), answer(9), answer("x", FAILED))

@@ -131,6 +131,12 @@ def test_shares_are_compared_but_never_flip() -> None:
     assert {cell.value for cell in cells.values()} == {None}
 
 
+def test_a_margin_of_nothing_is_refused(files: dict[str, Path], tmp_path: Path) -> None:
+    done = run(files, "--margin", "0", out=tmp_path)
+    assert done.exit_code == 1
+    assert "has to be above 0" in " ".join(done.output.split())
+
+
 def test_ties_need_the_record_of_the_run(files: dict[str, Path], tmp_path: Path) -> None:
     done = run(files, "--ties", out=tmp_path)
     assert done.exit_code == 1

@@ -101,6 +101,21 @@ def test_the_runs_record_names_and_guards_the_questions(gsm8k: dict[str, Path], 
     assert "answers other questions" in score(gsm8k["ar"]).output
 
 
+def test_seconds_of_questions_decoded_together_are_not_held_against_others(
+    gsm8k: dict[str, Path], tmp_path: Path
+) -> None:
+    questions = read_questions(gsm8k["questions"])
+    record = {"dataset": {"source": str(gsm8k["questions"]), "sha256": fingerprint(questions)}}
+    record["settings"] = {"batch_size": 8}
+    gsm8k["mars"].with_suffix(".run.json").write_text(json.dumps(record))
+    asked = ["--question-file", gsm8k["questions"], "--out", tmp_path]
+    assert score(gsm8k["ar"], gsm8k["mars"], *asked).exit_code == 0
+    cells = json.loads((tmp_path / "scores.json").read_text())["rows"][1]["cells"]
+    assert "decoded 8 at a time and the baseline 1" in cells["speed-up"]["reason"]
+    assert "seconds don't compare" in cells["time ratio"]["reason"]
+    assert cells["length ratio"]["value"] == pytest.approx(9 / 12)
+
+
 def test_mixed_tasks_and_strangers_are_refused(gsm8k: dict[str, Path], tmp_path: Path) -> None:
     other = write_answers(tmp_path / "other.jsonl", answer(0, turn("t"), bench_name="sum"))
     assert "of different tasks (gsm8k, sum)" in score(gsm8k["ar"], other).output
