@@ -186,6 +186,7 @@ def test_a_smaller_model_drafts(llama: PreTrainedModel) -> None:
     assert torch.equal(llama.generate(prompt(), **EXACT, **greedy, draft=drafter), stock)
     chain = {**EXACT, "tree": DraftConfig.chain(4), "return_dict_in_generate": True}
     itself = llama.generate(prompt(), **chain, **greedy, draft=llama)
+    assert all(parameter.requires_grad for parameter in llama.parameters())  # the caller's models stay as they are
     assert torch.equal(itself.sequences, stock)
     assert min(itself.accepted_lengths) == 4  # a target that drafts for itself is always right
 

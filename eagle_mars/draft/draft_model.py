@@ -31,7 +31,7 @@ class DraftModel(Proposer):
     def __init__(self, model: PreTrainedModel, vocab_size: int) -> None:
         super().__init__()
         self._causal_lm = CausalLM(model)
-        self.model = model.requires_grad_(False)
+        self.model = model
         self._shared_vocab = min(vocab_size, self._causal_lm.config.vocab_size)
 
     @property
