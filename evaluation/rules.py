@@ -19,6 +19,7 @@ from rich.console import Console
 from transformers.utils import logging as hf_logging
 
 from eagle_mars import EaModel, GenerationResult, SamplingConfig, VerifyConfig
+from eagle_mars.cli_options import one_sentence_errors
 from eagle_mars.embedded import embedded_head_path, embedded_target_path
 from eagle_mars.engine import Engine, Request
 from eagle_mars.errors import ConfigError
@@ -34,7 +35,7 @@ from evaluation.table import markdown_table, plain
 from evaluation.watch import LawWatch, Replay
 
 EXACT = "exact"
-app = typer.Typer(add_completion=False, no_args_is_help=True)
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 err = Console(stderr=True)
 
 Prompts = Annotated[
@@ -85,6 +86,7 @@ def released_effects() -> dict[str, VerifyConfig]:
 
 
 @app.command()
+@one_sentence_errors()
 def match(
     out: Annotated[Path, typer.Option(help="JSON file of the matched options.")],
     prompts: Prompts = None,
@@ -112,6 +114,7 @@ def match(
 
 
 @app.command()
+@one_sentence_errors()
 def run(
     answers: Annotated[Path, typer.Option(help="JSONL that answers are appended to; answers in it are kept.")],
     matched: Annotated[Path, typer.Option(help="What `match` wrote for this temperature.")],
@@ -147,6 +150,7 @@ def run(
 
 
 @app.command()
+@one_sentence_errors()
 def table(
     answers: Annotated[list[Path], typer.Argument(help="What `run` wrote; several files of one setting.")],
     out: Annotated[Path | None, typer.Option(help="Directory for rules.jsonl and rules-tT.md.")] = None,
@@ -182,7 +186,7 @@ def table(
 
 def read_answers(paths: Sequence[Path], settings: dict[str, Any] | None = None) -> list[dict[str, Any]]:
     """Rows of answer files, which must all have the same settings (and `settings`, where given)."""
-    rows = [json.loads(line) for path in paths for line in path.read_text("utf-8").splitlines()]
+    rows = [json.loads(line) for path in paths for line in _text(path).splitlines()]
     expected = settings or (rows[0]["settings"] if rows else None)
     if any(row["settings"] != expected for row in rows):
         raise ConfigError("these answers were made with other settings; give --answers a new file for each setting.")
@@ -276,9 +280,16 @@ def _prompt_ids(ea: EaModel, files: Sequence[Path] | None, per_file: int | None)
 
 
 def _without_provenance(path: Path) -> dict[str, Any]:
-    values: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    values: dict[str, Any] = json.loads(_text(path))
     values.pop("provenance", None)
     return values
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except OSError as error:
+        raise ConfigError(f"can't read {path}: {error.strerror}; correct the path.") from error
 
 
 if __name__ == "__main__":

@@ -19,8 +19,10 @@ from rich.console import Console
 from transformers.utils import logging as hf_logging
 
 from eagle_mars import DraftConfig, EaModel, GenerationResult, VerifyConfig
+from eagle_mars.cli_options import one_sentence_errors
 from eagle_mars.compare import BASELINE, Comparison, Decode, compare, identical_prefix
 from eagle_mars.embedded import embedded_head_path, embedded_target_path
+from eagle_mars.errors import ConfigError
 from eagle_mars.model import Method
 from eagle_mars.prompts import read_prompts
 from eagle_mars.render import progress
@@ -31,19 +33,23 @@ GENERATE = "generate"
 TIE = 1e-3  # nats between the two best logits below which fp32 summation order may decide
 HELDOUT = Path(__file__).parent / "data" / "heldout_chat.jsonl"
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 err = Console(stderr=True)
 
 
 def parse_tree(text: str) -> DraftConfig:
-    """`chain-3` or `total_token,depth,top_k`."""
-    if text.startswith("chain-"):
-        return DraftConfig.chain(int(text.removeprefix("chain-")))
-    total_token, depth, top_k = (int(part) for part in text.split(","))
+    """`chain-3` or `total_token,depth,top_k`. Raises ConfigError for anything else."""
+    try:
+        if text.startswith("chain-"):
+            return DraftConfig.chain(int(text.removeprefix("chain-")))
+        total_token, depth, top_k = (int(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"{text!r} is no tree; write chain-N, or total_token,depth,top_k such as 26,4,8.") from None
     return DraftConfig(total_token=total_token, depth=depth, top_k=top_k)
 
 
 @app.command()
+@one_sentence_errors()
 def main(
     trees: Annotated[list[str], typer.Argument(help="chain-N, or total_token,depth,top_k; several.")],
     prompts: Annotated[Path, typer.Option(help="question.jsonl or one prompt a line.")] = HELDOUT,
@@ -61,6 +67,7 @@ def main(
     name: Annotated[str, typer.Option(help="Name of the table file.")] = "sweep",
 ) -> None:
     """Measure trees and rules on chat prompts."""
+    shapes = {tree: parse_tree(tree) for tree in trees}
     hf_logging.set_verbosity_error()
     hf_logging.disable_progress_bar()
     torch.set_num_threads(threads)
@@ -69,8 +76,7 @@ def main(
     texts = read_prompts(prompts)[::every][:limit]
     ids = [ea.chat_ids(text) for text in texts]
     arms: dict[str, Decode] = {BASELINE: partial(_speculate, ea, None, None), GENERATE: partial(hf_generate, ea)}
-    for tree in trees:
-        config = parse_tree(tree)
+    for tree, config in shapes.items():
         arms[f"exact {tree}"] = partial(_speculate, ea, config, VerifyConfig(rule="exact"))
         if theta < 1:
             arms[f"mars {tree}"] = partial(_speculate, ea, config, VerifyConfig(theta=theta))

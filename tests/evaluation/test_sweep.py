@@ -16,6 +16,13 @@ def test_tree_names() -> None:
     assert parse_tree("26,4,8") == DraftConfig(total_token=26, depth=4, top_k=8)
 
 
+@pytest.mark.parametrize("tree", ["chain-x", "26,4", "wide"])
+def test_what_is_no_tree_is_refused_in_one_sentence(tree: str, tiny_pair) -> None:
+    done = CliRunner().invoke(app, [tree, "--model", tiny_pair[0], "--head", tiny_pair[1]])
+    assert done.exit_code == 1
+    assert f"'{tree}' is no tree" in done.stderr
+
+
 def test_sweep_writes_a_row_with_provenance_and_a_table(tiny_pair, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("ab\ncd\nef\n")
