@@ -102,11 +102,14 @@ def serve(
             from eagle_mars.chat.openai_server import ServerOptions, create_app
         except ImportError as error:
             raise ConfigError(f"serving needs more packages: pip install 'eagle-mars[chat]' ({error}).") from error
+        from eagle_mars.chat.fastchat_launch import url_of
         from eagle_mars.chat.limits import Limits
         from eagle_mars.chat.session import ChatService
         from eagle_mars.chat.templates import chat_template as read_template
         from eagle_mars.embedded import TARGET_NAME
 
+        if fastchat_controller and not fastchat_address:
+            fastchat_address = url_of(host, port, "--fastchat-address") + "/fc"
         verify = VerifyConfig(rule=rule, theta=theta, margin=margin, gap=gap, branch=branch, max_regret=max_regret)
         limits = Limits(_rules(rules), max_theta_relaxation, max_gap)
         template = read_template(chat_template)
@@ -126,8 +129,8 @@ def serve(
         app = create_app(service, metrics, ServerOptions(name, api_key, temperature, max_body_mib * 2**20))
         if host not in ("127.0.0.1", "localhost", "::1") and not api_key:
             err.print(f"[yellow]anyone who reaches {host}:{port} can use this server; set --api-key.[/yellow]")
-        if fastchat_controller:
-            _mount_worker(app, service, fastchat_controller, fastchat_address or f"http://{host}:{port}/fc", name)
+        if fastchat_controller and fastchat_address:
+            _mount_worker(app, service, fastchat_controller, fastchat_address, name)
             if api_key:
                 err.print("[yellow]FastChat's protocol knows no API key: /fc answers everyone.[/yellow]")
         uvicorn.run(app, host=host, port=port, timeout_graceful_shutdown=drain_seconds)

@@ -80,9 +80,10 @@ def worker(
 ) -> None:
     """A worker for FastChat. `eagle-mars serve --fastchat-controller` is the same beside the OpenAI server."""
     with one_sentence_errors():
-        from eagle_mars.chat.fastchat_launch import require_fschat
+        from eagle_mars.chat.fastchat_launch import require_fschat, url_of
 
         require_fschat()
+        address = worker_address or url_of(host, port, "--worker-address")
         from eagle_mars.chat.fastchat_worker import EagleMarsWorker, serve_worker
         from eagle_mars.chat.session import ChatService
         from eagle_mars.chat.templates import chat_template as read_template
@@ -97,6 +98,5 @@ def worker(
             max_active=max_active,
             max_waiting=max_waiting,
         )
-        address = worker_address or f"http://{host}:{port}"
         model_name = name or (Path(model).name if model else TARGET_NAME)
         serve_worker(EagleMarsWorker(service, controller_address, address, model_name), host, port)

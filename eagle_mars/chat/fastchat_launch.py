@@ -51,6 +51,16 @@ def require_fschat() -> None:
         raise ConfigError(f"fschat {version} is installed, but the repairs are for {FSCHAT}; {_INSTALL}.")
 
 
+def url_of(host: str, port: int, option: str) -> str:
+    """Where others reach what binds to host and port.
+
+    Raises ConfigError, naming the option that tells it, for an address that is no destination.
+    """
+    if host in ("0.0.0.0", "::", "") or port == 0:
+        raise ConfigError(f"FastChat can't come to {host}:{port}; name the URL under which it reaches this: {option}.")
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 def mend_controller(module: Any) -> None:
     """Let Ctrl-C end the controller: its heart-beat thread keeps the process alive because it is no daemon."""
     require("threading.Thread(" in inspect.getsource(module.Controller.__init__), "Controller.__init__")

@@ -48,7 +48,7 @@ class ChatService:
 
     template: Jinja text (`templates.chat_template`); None is the tokenizer's. verify: for who names no rule.
     limits: what requests may ask for. default_max_new_tokens: for who names no length; the key/value cache of a
-    response is allocated for all of it. max_active, max_waiting, on_end: see `Scheduler`.
+    response grows up to it. max_active, max_waiting, on_end: see `Scheduler`.
     share_forwards: responses that run and draft with the model's own tree are decoded as one batch, which they join and
     leave at any cycle. More text per second for all of them; in half precision, and at exact ties, a text may then
     depend on who shares its forwards.

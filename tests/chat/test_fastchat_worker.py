@@ -15,6 +15,7 @@ pytest.importorskip("fastchat", reason="FastChat isn't installed: pip install 'e
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from fastchat.serve import base_model_worker
+from typer.testing import CliRunner
 
 from eagle_mars import EaModel, VerifyConfig
 from eagle_mars.chat import fastchat_worker
@@ -22,6 +23,7 @@ from eagle_mars.chat.fastchat_launch import require_fschat
 from eagle_mars.chat.fastchat_params import split_prompt
 from eagle_mars.chat.fastchat_worker import EagleMarsWorker
 from eagle_mars.chat.session import ChatOptions, ChatService
+from eagle_mars.cli import app as cli
 from eagle_mars.errors import ConfigError
 from tests.chat.processes import free_port
 
@@ -137,3 +139,17 @@ def test_another_fastchat_is_refused(monkeypatch) -> None:
     monkeypatch.setattr("importlib.metadata.version", lambda name: "0.2.37")
     with pytest.raises(ConfigError, match=r"fschat 0\.2\.37 is installed"):
         require_fschat()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["serve", "--host", "0.0.0.0", "--fastchat-controller", "http://127.0.0.1:1"],
+        ["serve", "--port", "0", "--fastchat-controller", "http://127.0.0.1:1"],
+        ["fastchat", "worker", "--host", "::"],
+    ],
+)
+def test_an_address_that_nobody_can_come_to_is_not_registered(arguments: list[str]) -> None:
+    done = CliRunner().invoke(cli, arguments)
+    assert done.exit_code == 1
+    assert "name the URL under which it reaches this: --" in " ".join(done.stderr.split())
