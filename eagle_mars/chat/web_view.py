@@ -83,4 +83,5 @@ def _visible(token: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    return escape(text).replace("\n", "&#10;")
+    """Without line ends of any kind: Markdown takes a carriage return for one."""
+    return escape(text).replace("\n", "&#10;").replace("\r", "&#13;")
