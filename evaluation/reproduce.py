@@ -219,7 +219,8 @@ class Filler:
     def _graded(self, run: Run, arm: arms.Arm) -> Graded:
         task = find_task(run.settings.bench_name)
         if task.grader == "judge" and self.judgments:
-            return Graded({"judge": question_scores(self.judgments, arm.name)})
+            asked = {question.question_id for question in run.asked}
+            return Graded({"judge": question_scores(self.judgments, arm.name, asked)})
         ks = sorted({1, run.settings.num_choices})
         return grade(task, run.asked, arm.answers, ks=ks)
 

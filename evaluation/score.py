@@ -52,11 +52,13 @@ def main(
         rows: dict[str, dict[str, Cell]] = {}
         for arm in arms:
             if task.grader == "judge" and judgments:
-                graded = Graded({"judge": question_scores(judgments, arm.name)})
+                graded = Graded({"judge": question_scores(judgments, arm.name, {q.question_id for q in questions})})
             else:
                 graded = grade(task, questions, arm.answers, ks=k or (1,), limits=limits, workers=workers)
             unanswered = len({q.question_id for q in questions} - {a.question_id for a in arm.answers})
             rows[arm.name] = {**cells(arm, graded, base, seed), "unanswered": Cell(float(unanswered))}
+            if "judge" in graded.questions:
+                rows[arm.name]["unjudged"] = Cell(float(len(questions) - len(graded.questions["judge"])))
     head = {
         "task": task.name,
         "task_version": task.version,

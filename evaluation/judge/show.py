@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -52,11 +52,14 @@ def pair_results(rows: Sequence[PairJudgment]) -> dict[str, Result]:
     return dict(sorted(results.items(), key=lambda item: (-(item[1]["win adjusted"].value or 0), item[0])))
 
 
-def question_scores(path: Path, model: str) -> dict[QuestionId, float]:
-    """Question → mean mark of a model's turns, unparsed ones left out. Raises ConfigError if the file has none."""
+def question_scores(path: Path, model: str, asked: Collection[QuestionId]) -> dict[QuestionId, float]:
+    """Question that was asked → mean mark of a model's turns, unparsed ones left out; without a mark it is left out.
+
+    Raises ConfigError if the file has none.
+    """
     marks: dict[QuestionId, list[float]] = defaultdict(list)
     for row in read_rows(path, SingleJudgment):
-        if row.model == model and row.score != UNPARSED:
+        if row.model == model and row.score != UNPARSED and row.question_id in asked:
             marks[row.question_id].append(row.score)
     if not marks:
         raise ConfigError(f"{path} holds no marks of {model}; judge it with python -m evaluation.judge single.")

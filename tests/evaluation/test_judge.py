@@ -205,7 +205,8 @@ def test_marks_that_nobody_gave_count_for_no_mean(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "j_single.jsonl", rows)
     result = single_results(read_rows(path, SingleJudgment))["m"]
     assert {name: cell.value for name, cell in result.items()} == {"turn 1": 6, "turn 2": 6, "mean": 6, "unparsed": 1}
-    assert question_scores(path, "m") == {1: 5, 2: 8}
+    assert question_scores(path, "m", {1, 2, 9}) == {1: 5, 2: 8}
+    assert question_scores(path, "m", {2}) == {2: 8}
     only = single_results([SingleJudgment(**{**row, "question_id": 1, "turn": 1, "score": -1})])["m"]
     assert only["mean"].reason == "no judgment with a mark"
 

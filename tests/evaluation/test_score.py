@@ -189,11 +189,14 @@ def test_the_projects_own_references_are_graded_right() -> None:
 
 
 def test_judgments_join_the_table(tmp_path: Path) -> None:
-    question = Question(question_id=1, category="writing", turns=("?",))
+    questions = [Question(question_id=n, category="writing", turns=("?",)) for n in (1, 2)]
     row = {"question_id": 1, "model": "mars", "judge": ["j", "p"], "user_prompt": "", "judgment": "[[7]]", "turn": 1}
     judged = tmp_path / "j_single.jsonl"
-    judged.write_text(json.dumps({**row, "score": 7, "tstamp": 0.0}) + "\n")
+    other = {**row, "question_id": 3}  # judged once, and not asked here
+    judged.write_text("".join(json.dumps({**r, "score": s, "tstamp": 0.0}) + "\n" for r, s in ((row, 7), (other, 1))))
     answers = write_answers(tmp_path / "mars.jsonl", answer(1, turn("t"), bench_name="mt_bench"))
-    asked = ["--question-file", write_questions(tmp_path / "q.jsonl", question)]
+    asked = ["--question-file", write_questions(tmp_path / "q.jsonl", *questions), "--out", tmp_path]
     assert "| mars | 7 |" in score(answers, *asked, "--judgments", judged).output
+    cells = json.loads((tmp_path / "scores.json").read_text())["rows"][0]["cells"]
+    assert cells["unjudged"]["value"] == cells["unanswered"]["value"] == 1
     assert "a judge gives marks" in score(answers, *asked).output
