@@ -88,9 +88,13 @@ def answered(path: Path) -> set[QuestionId]:
 @contextmanager
 def exclusive(path: Path) -> Iterator[None]:
     """One run at a time on an answer file; the kernel releases the lock of a killed one. Raises ConfigError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     lock = path.with_name(f".{path.name}.lock")
-    with lock.open("w") as file:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = lock.open("w")
+    except OSError as error:
+        raise ConfigError(f"can't write answers to {path} ({error.strerror}); give another --answer-file.") from error
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -18,7 +18,7 @@ from transformers.utils import logging as hf_logging
 
 from eagle_mars import EaModel
 from eagle_mars.cli_options import one_sentence_errors
-from eagle_mars.errors import EagleMarsError
+from eagle_mars.errors import ConfigError, EagleMarsError
 from evaluation import arms, plots
 from evaluation.graders.grade import Graded, grade
 from evaluation.job import Job, run_job
@@ -72,6 +72,11 @@ def main(
         if plan:
             return
         workers = Workers.join(device)
+        if workers.size > 1:
+            raise ConfigError(
+                "a table is filled by one process, which may use several GPUs; to spread its answers over processes, "
+                "start evaluation.run with torchrun."
+            )
         decoder = Decoder(workers)
         for each in tables:
             filler = Filler(planner, decoder, judgments)

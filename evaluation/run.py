@@ -149,6 +149,10 @@ def main(
         }
         verify = verify_config(method, _given(options))
         control = _control(method, like)
+        if answer_file and answer_file.suffix != ".jsonl":
+            raise ConfigError(
+                f"--answer-file {answer_file} has to end in .jsonl: its record lies beside it by that name."
+            )
         if category_temperatures and temperature is not None:
             raise ConfigError("--temperature and --category-temperatures both name the temperature; give one of them.")
         drawn_at = "by-category" if category_temperatures else f"{temperature or 0:g}"

@@ -258,6 +258,16 @@ def test_what_cannot_be_honoured_is_refused_in_one_sentence(
     assert not (tmp_path / "a.jsonl").exists()
 
 
+@pytest.mark.parametrize(
+    ("file", "message"), [("/proc/nowhere/a.jsonl", "give another --answer-file"), ("qwen-0.9", "end in .jsonl")]
+)
+def test_an_unusable_answer_file_is_refused(tiny_pair: Pair, questions: Path, file: str, message: str) -> None:
+    result = invoke(arguments(tiny_pair, questions, Path(file)))
+    assert result.exit_code == 1
+    assert message in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
 def test_an_eagle_1_head_is_refused_where_eagle_3_was_asked_for(golden: Path, questions: Path, tmp_path: Path) -> None:
     pair = (str(golden / "models/llama"), str(golden / "heads/llama-e1"))
     args = arguments(pair, questions, tmp_path / "a.jsonl", "--use-mars", "--template", "raw")

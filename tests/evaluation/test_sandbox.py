@@ -59,6 +59,8 @@ def test_honest_programs_pass(program: str) -> None:
         ("import socket\nsocket.create_connection(('127.0.0.1', 80))", "not permitted"),
         ("import urllib.request\nurllib.request.urlopen('http://127.0.0.1')", "not permitted"),
         ("import os\nos.chmod('/tmp', 0o777)", "not permitted"),
+        ("import socket\nsocket.sethostname(socket.gethostname())", "not permitted"),
+        ("import time\ntime.clock_settime(time.CLOCK_REALTIME, time.time())", "not permitted"),
         ("import resource as r\nr.setrlimit(r.RLIMIT_AS, (r.RLIM_INFINITY,) * 2)", "not allowed"),
         ("import resource as r\nr.prlimit(0, r.RLIMIT_AS, (1 << 40,) * 2)", "PermissionError"),
         ("import os\nopen(f'/proc/{os.getppid()}/environ').read()", "Permission denied"),
