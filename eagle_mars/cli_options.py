@@ -97,9 +97,12 @@ def draft_options(total_token: int | None, depth: int | None, top_k: int | None)
 def one_sentence_errors() -> Iterator[None]:
     """A mistake that the user can mend is one sentence on stderr and exit code 1, never a traceback."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    logging.getLogger("eagle_mars.guarantee").disabled = True  # every command prints the guarantee itself
+    announcer = logging.getLogger("eagle_mars.guarantee")
+    announcer.disabled = True  # every command prints the guarantee itself
     try:
         yield
     except EagleMarsError as error:
         err.print("[bold red]error:[/bold red] " + escape(str(error)), highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
+    finally:
+        announcer.disabled = False  # a program that calls a command goes on with the library
