@@ -25,6 +25,7 @@ from evaluation.metrics import Cell, interval, ratio
 from evaluation.models import Conversations, ModelConfig
 from evaluation.plan import Run
 from evaluation.provenance import write_atomically
+from evaluation.watch import walked
 
 THETA = 0.9
 
@@ -60,7 +61,7 @@ class NodeLog:
 
     def __call__(self, tree: DraftTree, logits: Tensor, *arguments: Any, **options: Any) -> Verdict:
         verdict = self.inner(tree, logits, *arguments, **options)
-        path = verdict.path[0, : int(verdict.n_accepted[0]) + 1].tolist()
+        path = walked(verdict).tolist()
         best = logits[0, path].float().topk(2)
         tested = zip(path, best.values.tolist(), best.indices.tolist(), strict=True)
         for node, (z1, z2), (_, second) in tested:

@@ -21,12 +21,12 @@ from transformers.utils import logging as hf_logging
 from eagle_mars import EaModel, GenerationResult, SamplingConfig, VerifyConfig
 from eagle_mars.cli_options import one_sentence_errors
 from eagle_mars.embedded import embedded_head_path, embedded_target_path
-from eagle_mars.engine import Engine, Request
+from eagle_mars.engine import Request
 from eagle_mars.errors import ConfigError
 from eagle_mars.prompts import read_prompts
 from eagle_mars.render import progress
 from eagle_mars.sampling import SamplingPlan
-from eagle_mars.stream import ResponseStream
+from evaluation import nodes
 from evaluation.matching import Matched, candidates, choose
 from evaluation.metrics import Array, Cell, interval, loop_rate, mean, median_ratio, ratio
 from evaluation.provenance import append_row, provenance, write_atomically
@@ -194,10 +194,9 @@ def read_answers(paths: Sequence[Path], settings: dict[str, Any] | None = None) 
 
 
 def decode(ea: EaModel, prompt: Sequence[int], request: Request, verifier: Any) -> GenerationResult:
-    """Decode one prompt with `verifier` in the place of `verify`."""
+    """Decode one prompt with `verifier` in the place of `verify`, ending where the model's own answers end."""
     request = replace(request, stop_ids=ea.stop_ids, special_ids=ea.special_ids)
-    steps = Engine(ea.target, ea.ea_layer, verifier=verifier).speculate(torch.tensor([list(prompt)]), request)
-    return ResponseStream(steps, ea.tokenizer, len(prompt), (), request.verify.rule, "").result
+    return nodes.decode(ea, torch.tensor([list(prompt)]), request, verifier)
 
 
 def answer(ea: EaModel, prompt: Sequence[int], request: Request) -> dict[str, Any]:

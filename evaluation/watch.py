@@ -32,7 +32,7 @@ class LawWatch:
         verdict = verify(tree, logits, *arguments, **options)
         started = perf_counter()
         if self.sampling.draws and self.config.rule in _HAS_LAW:
-            for index in _walked(verdict):
+            for index in walked(verdict):
                 node = _node(tree, logits, index, self.sampling)
                 self.distances.append(total_variation(law(node, self.config, self.protected), node.p))
         self.seconds += perf_counter() - started
@@ -73,7 +73,7 @@ class Replay:
         self, tree: DraftTree, logits: Tensor, options: RowPlan, coins: Coins | None, **others: Any
     ) -> Verdict:
         verdict = verify(tree, logits, options, coins, **others)
-        best = logits[0, _walked(verdict)].float().topk(2).values
+        best = logits[0, walked(verdict)].float().topk(2).values
         self.z1 += best[:, 0].tolist()
         self.z2 += best[:, 1].tolist()
         for name, config in self.candidates.items():
@@ -95,5 +95,6 @@ class Replay:
         )
 
 
-def _walked(verdict: Verdict) -> Tensor:
+def walked(verdict: Verdict) -> Tensor:
+    """[n] int64: the nodes of the accepted path of the only row, the root first."""
     return verdict.path[0, : int(verdict.n_accepted[0]) + 1]
