@@ -94,11 +94,14 @@ def draft_options(total_token: int | None, depth: int | None, top_k: int | None)
 
 
 @contextmanager
-def one_sentence_errors() -> Iterator[None]:
-    """A mistake that the user can mend is one sentence on stderr and exit code 1, never a traceback."""
+def one_sentence_errors(tells_guarantee: bool = True) -> Iterator[None]:
+    """A mistake that the user can mend is one sentence on stderr and exit code 1, never a traceback.
+
+    tells_guarantee: the command prints the rule's guarantee itself, so the library needn't announce it.
+    """
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     announcer = logging.getLogger("eagle_mars.guarantee")
-    announcer.disabled = True  # every command prints the guarantee itself
+    announcer.disabled = tells_guarantee
     try:
         yield
     except EagleMarsError as error:

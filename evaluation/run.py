@@ -7,19 +7,15 @@ rule, on any task and pair. EAGLE's flag names are kept. The last line of stdout
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
 
 import torch
 import typer
-from rich.console import Console
-from rich.markup import escape
 from transformers.utils import logging as hf_logging
 
 from eagle_mars import EaModel, VerifyConfig
+from eagle_mars.cli_options import one_sentence_errors
 from eagle_mars.config import Branch, DraftConfig, Margin
 from eagle_mars.draft.eagle3 import Eagle3Head
 from eagle_mars.errors import ConfigError, EagleMarsError
@@ -36,7 +32,6 @@ from evaluation.workers import Workers
 
 RUNS = Path("runs") / "answers"
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-err = Console(stderr=True)
 
 
 @app.command()
@@ -114,7 +109,9 @@ def main(
     tree_choices: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Answer the questions of a task with one model and one acceptance rule. Run it again to resume it."""
-    with _one_sentence_errors():
+    hf_logging.set_verbosity_error()
+    hf_logging.disable_progress_bar()
+    with one_sentence_errors(tells_guarantee=False):
         _refuse_what_cannot_be_done(load_in_8bit, tree_choices)
         task = find_task(bench_name)
         name, model = _model(
@@ -294,19 +291,6 @@ def _load(model: ModelConfig, placement: dict[str, Any], use_eagle3: bool) -> Ea
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
-
-
-@contextmanager
-def _one_sentence_errors() -> Iterator[None]:
-    """A mistake that the user can mend is one sentence on stderr and exit code 1, never a traceback."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    hf_logging.set_verbosity_error()
-    hf_logging.disable_progress_bar()
-    try:
-        yield
-    except EagleMarsError as error:
-        err.print("[bold red]error:[/bold red] " + escape(str(error)), highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from None
 
 
 if __name__ == "__main__":
