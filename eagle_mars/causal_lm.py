@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
+from eagle_mars.attention import packed_queries
 from eagle_mars.errors import UnsupportedTargetError
 
 
@@ -64,11 +66,18 @@ class CausalLM:
     def layer_devices(self) -> tuple[torch.device, ...]:
         return tuple(next(layer.parameters()).device for layer in self.layers)
 
-    def arguments(self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: Cache) -> dict[str, Any]:
-        """Keywords for a forward of the model or of its decoder.
+    def run(
+        self, module: nn.Module, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: Cache, **options: Any
+    ) -> Any:
+        """One forward of `module`, the model or its decoder; options: further keywords for it.
 
         ids, positions: [B, T]. mask: [B, 1, T, rows] bool, True is visible; None is causal from the first row.
         """
+        packs = mask is not None and self._wants_bool_mask and self.kv_heads < self.config.num_attention_heads
+        with packed_queries(self.config) if packs else nullcontext():
+            return module(**self._arguments(ids, positions, mask, cache), **options)
+
+    def _arguments(self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: Cache) -> dict[str, Any]:
         if mask is not None and not self._wants_bool_mask:  # eager attention adds its mask
             additive = torch.zeros(mask.shape, dtype=self.dtype, device=mask.device)
             mask = additive.masked_fill_(~mask, torch.finfo(self.dtype).min)

@@ -87,7 +87,7 @@ class TargetModel(CausalLM):
         cache.reserve(ids.shape[1])
         taps: dict[int, Tensor] = {}
         with torch.inference_mode(), self._tapped(taps if features else None):
-            out = self.model(**self.arguments(ids, positions, mask, cache), logits_to_keep=logits_to_keep)
+            out = self.run(self.model, ids, positions, mask, cache, logits_to_keep=logits_to_keep)
         if not features:
             return TargetOutput(out.logits, None)
         device = out.logits.device

@@ -48,7 +48,7 @@ class DraftModel(Proposer):
         tokens = tokens.clamp(max=lm.config.vocab_size - 1)
         positions = positions.clamp(max=lm.max_context - 1)  # a tree may reach beyond the last position
         rows: Any = _Rows(cache, start, tokens.shape[1] if mask is None else mask.shape[-1])
-        return lm.decoder(**lm.arguments(tokens, positions, mask, rows)).last_hidden_state
+        return lm.run(lm.decoder, tokens, positions, mask, rows).last_hidden_state
 
     def logits(self, output: Tensor) -> Tensor:
         return self._causal_lm.lm_head(output)[..., : self._shared_vocab]
