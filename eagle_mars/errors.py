@@ -29,3 +29,7 @@ class LogitsError(EagleMarsError):
 
 class EmbeddedModelError(EagleMarsError):
     """The embedded target can't be had: its PyPI package is missing, incomplete or unreadable."""
+
+
+class EngineError(EagleMarsError):
+    """A serving engine has a version, a signature or a mode that our plugin doesn't know: it refuses to start."""
