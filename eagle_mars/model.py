@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from eagle_mars.batch import Batch
 from eagle_mars.config import DraftConfig, SamplingConfig, VerifyConfig
-from eagle_mars.cpu import pack_linears
+from eagle_mars.cpu import PackedWeights, pack_linears
 from eagle_mars.draft.checkpoint import load_head
 from eagle_mars.draft.draft_model import DraftModel, holds_language_model, require_same_tokens
 from eagle_mars.draft.eagle3 import Eagle3Head
@@ -69,7 +69,7 @@ class EaModel(EagleFunctions):
         threshold: float = 1.0,
         use_eagle3: bool = True,
         *,
-        cpu_pack: bool = False,
+        cpu_pack: bool | PackedWeights = False,
         **kwargs: Any,
     ) -> Self:
         """Load target and head from local directories or hub ids.
@@ -77,7 +77,8 @@ class EaModel(EagleFunctions):
         ea_model_path may also hold a whole causal LM with the target's tokenizer, which then drafts by itself.
         total_token, depth, top_k: `DraftConfig`. kwargs go to the Hugging Face loader; the dtype is the checkpoint's
         unless given. The head's family is read from its tensors; `use_eagle3` is only checked against it. `threshold`
-        is taken because EAGLE's scripts pass it; EAGLE doesn't use it either. cpu_pack: see `eagle_mars.cpu`.
+        is taken because EAGLE's scripts pass it; EAGLE doesn't use it either. cpu_pack: see `eagle_mars.cpu`; True is
+        "float32".
         Raises ConfigError, CheckpointError, UnsupportedTargetError.
         """
         if total_token == -1:
@@ -87,8 +88,9 @@ class EaModel(EagleFunctions):
         target = TargetModel(base_model)
         head = _load_proposer(ea_model_path, target, tokenizer)
         if cpu_pack:
-            pack_linears(base_model)
-            pack_linears(head)
+            weights: PackedWeights = "float32" if cpu_pack is True else cpu_pack
+            pack_linears(base_model, weights)
+            pack_linears(head, weights)
             if isinstance(head, Head):
                 head.bind(target.embed_tokens, target.lm_head)
         if isinstance(head, Head) and use_eagle3 != isinstance(head, Eagle3Head):
