@@ -59,7 +59,7 @@ AttentionInterface.register(_NAME, packed_attention)
 
 @contextmanager
 def packed_queries(config: PretrainedConfig) -> Iterator[None]:
-    """Within it, the model of this text config attends by `packed_attention`: its layers look the name up every time."""
+    """Within it, the model of this text config attends by `packed_attention`: layers look the name up at each call."""
     before = config._attn_implementation
     config._attn_implementation = _NAME
     try:

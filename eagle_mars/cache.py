@@ -72,7 +72,7 @@ class TreeCache(Cache):
                 "shorten the prompt, lower max_new_tokens or raise max_length."
             )
         if needed > self.capacity:
-            self._allocate(min(max(needed, 2 * self.capacity), self.max_length))
+            self._allocate(min(2 * needed, self.max_length))
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any

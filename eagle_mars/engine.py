@@ -186,10 +186,16 @@ class Speculation(_Response):
 
     @torch.inference_mode()
     def prefill(self) -> Step:
-        step, out = self.first_token(features=True)
+        shifted = self.ids[:, self.drafter.head.first_row :]  # the token that goes with each row of features
+        fed = 0
+        for out in self.target.prefill_chunks(self.ids, self.cache):
+            done = self.cache.committed
+            if done < self.ids.shape[1]:  # else the features of a long prompt would pile up
+                self.drafter.extend(out.features, shifted[:, fed:done])
+                fed = done
+        step = self._draw_step(out.logits)
         # What the head has yet to be fed; it waits until a tree is really needed, so the last cycle drafts nothing.
-        fed = self.ids[:, self.drafter.head.first_row :]
-        self.features, self.tokens = out.features, torch.cat((fed, self.root.unsqueeze(1)), dim=1)
+        self.features, self.tokens = out.features, torch.cat((shifted[:, fed:], self.root.unsqueeze(1)), dim=1)
         return step
 
     @torch.inference_mode()

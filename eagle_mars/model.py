@@ -27,7 +27,7 @@ from eagle_mars.errors import ConfigError
 from eagle_mars.loading import load_target
 from eagle_mars.result import GenerationResult
 from eagle_mars.stream import ResponseStream
-from eagle_mars.target import TargetModel, check_context
+from eagle_mars.target import PREFILL_CHUNK, TargetModel, check_context
 from eagle_mars.verify.guarantee import announce, guarantee
 
 logger = logging.getLogger(__name__)
@@ -47,8 +47,15 @@ class EaModel(EagleFunctions):
     stop_ids: every id that ends a response. special_ids: what relaxation leaves alone by default.
     """
 
-    def __init__(self, base_model: PreTrainedModel, tokenizer: Any, ea_layer: Proposer, draft: DraftConfig) -> None:
-        self.target = TargetModel(base_model, ea_layer.capture_layers)
+    def __init__(
+        self,
+        base_model: PreTrainedModel,
+        tokenizer: Any,
+        ea_layer: Proposer,
+        draft: DraftConfig,
+        prefill_chunk: int = PREFILL_CHUNK,
+    ) -> None:
+        self.target = TargetModel(base_model, ea_layer.capture_layers, prefill_chunk)
         self.base_model = base_model
         self.tokenizer = tokenizer
         self.ea_layer = ea_layer
@@ -70,6 +77,7 @@ class EaModel(EagleFunctions):
         use_eagle3: bool = True,
         *,
         cpu_pack: bool | PackedWeights = False,
+        prefill_chunk: int = PREFILL_CHUNK,
         **kwargs: Any,
     ) -> Self:
         """Load target and head from local directories or hub ids.
@@ -79,6 +87,7 @@ class EaModel(EagleFunctions):
         unless given. The head's family is read from its tensors; `use_eagle3` is only checked against it. `threshold`
         is taken because EAGLE's scripts pass it; EAGLE doesn't use it either. cpu_pack: see `eagle_mars.cpu`; True is
         "float32".
+        prefill_chunk: prompt tokens per forward at most, which bounds the memory that a long prompt takes.
         Raises ConfigError, CheckpointError, UnsupportedTargetError.
         """
         if total_token == -1:
@@ -97,7 +106,7 @@ class EaModel(EagleFunctions):
             logger.warning(
                 "use_eagle3=%s, but %s holds an %s; using the latter", use_eagle3, ea_model_path, type(head).__name__
             )
-        return cls(base_model, tokenizer, head, draft)
+        return cls(base_model, tokenizer, head, draft, prefill_chunk)
 
     def get_tokenizer(self) -> Any:
         return self.tokenizer

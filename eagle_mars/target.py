@@ -14,8 +14,14 @@ from transformers import PreTrainedModel
 
 from eagle_mars.cache import CacheLayout, TreeCache
 from eagle_mars.causal_lm import CausalLM
-from eagle_mars.errors import ContextLengthError
+from eagle_mars.errors import ConfigError, ContextLengthError
 from eagle_mars.tree import DraftTree
+
+PREFILL_CHUNK = 2048
+# A piece behind the first needs a mask of its rows, for every query head of a group, by all before it. Of long prompts
+# the pieces are shorter, so that the mask has this many elements at most; below 256 rows a forward is mostly overhead.
+_MASK_ELEMENTS = 1 << 26
+_SMALLEST_CHUNK = 256
 
 
 @dataclass(frozen=True)
@@ -31,28 +37,45 @@ class TargetModel(CausalLM):
 
     capture_layers: decoder layers whose inputs are concatenated to the draft head's features, in this order
     (EAGLE_SPEC 1.4); empty: the state after the final norm (EAGLE-1/2); None: no features, a draft model reads none.
+    prefill_chunk: prompt rows per forward at most.
     Nothing stays on the model between calls: the taps are hooks that live as long as one forward.
-    Raises UnsupportedTargetError, with the reason, when a tree can't be verified on this model.
+    Raises UnsupportedTargetError, with the reason, when a tree can't be verified on this model; ConfigError.
     """
 
-    def __init__(self, model: PreTrainedModel, capture_layers: tuple[int, ...] | None = ()) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        capture_layers: tuple[int, ...] | None = (),
+        prefill_chunk: int = PREFILL_CHUNK,
+    ) -> None:
+        if prefill_chunk < 1:
+            raise ConfigError(f"prefill_chunk={prefill_chunk} feeds nothing; use 1 or more rows, {PREFILL_CHUNK} say.")
         super().__init__(model)
         self.capture_layers = capture_layers
+        self.prefill_chunk = prefill_chunk
 
     def new_cache(self, batch: int, max_length: int) -> TreeCache:
         """A cache for `batch` sequences of at most `max_length` rows, draft trees included."""
         return TreeCache(CacheLayout(self.kv_heads, self.head_dim, self.dtype, self.layer_devices), batch, max_length)
 
-    def prefill(self, ids: Tensor, cache: TreeCache, *, features: bool = True, chunk: int = 4096) -> TargetOutput:
-        """Feed the prompt; logits of its last position only ([B, 1, V]), features of every position.
+    def prefill(self, ids: Tensor, cache: TreeCache, *, features: bool = True) -> TargetOutput:
+        """Feed the prompt ids [B, L]; logits of its last position only ([B, 1, V]), features of every position."""
+        outputs = list(self.prefill_chunks(ids, cache, features=features))
+        kept = [out.features for out in outputs if out.features is not None]
+        return TargetOutput(outputs[-1].logits, torch.cat(kept, dim=1) if kept else None)
 
-        ids: [B, L]. chunk: rows per forward, which bounds the memory of long prompts.
+    def prefill_chunks(self, ids: Tensor, cache: TreeCache, *, features: bool = True) -> Iterator[TargetOutput]:
+        """Feed the prompt ids [B, L] in pieces of `prefill_chunk` rows at most, so that its memory has a bound.
+
+        Yields, when a piece is committed, its features and the logits of its last position ([B, 1, V]).
         """
         length = ids.shape[1]
+        cache.reserve(length)
         features = features and self.capture_layers is not None
-        parts: list[Tensor] = []
-        for start in range(0, length, chunk):
-            piece = ids[:, start : start + chunk]
+        groups = self.config.num_attention_heads // self.kv_heads
+        rows = min(self.prefill_chunk, max(_SMALLEST_CHUNK, _MASK_ELEMENTS // (groups * length)))
+        for start in range(0, length, rows):
+            piece = ids[:, start : start + rows]
             positions = torch.arange(start, start + piece.shape[1], device=ids.device).expand_as(piece)
             mask = None  # causal from the start is what the model does by itself, with its fastest kernel
             if start:
@@ -60,9 +83,7 @@ class TargetModel(CausalLM):
                 mask = (seen <= positions.unsqueeze(-1)).unsqueeze(1)
             out = self._forward(piece, positions, mask, cache, features, logits_to_keep=1)
             cache.commit()
-            if out.features is not None:
-                parts.append(out.features)
-        return TargetOutput(out.logits, torch.cat(parts, dim=1) if features else None)
+            yield out
 
     def forward_tree(self, tree: DraftTree, cache: TreeCache) -> TargetOutput:
         """One forward over all nodes: logits [B, M, V], features [B, M, F] or None. It leaves M uncommitted rows."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from eagle_mars.config import DraftConfig, SamplingConfig, VerifyConfig
 from eagle_mars.draft.drafter import Drafter
-from eagle_mars.engine import Engine, Request
+from eagle_mars.engine import Engine, Request, Speculation
 from eagle_mars.errors import LogitsError
 from eagle_mars.result import Step
 from eagle_mars.target import TargetModel
@@ -60,6 +60,30 @@ def test_exact_greedy_equals_generate(family: str, eagle: int) -> None:
         assert tokens_of(steps) == expected[0, length:].tolist(), (draw, length, new)
         accepted += sum(step.accepted or 0 for step in steps)
     assert accepted > 10  # otherwise nothing but single tokens was tested
+
+
+@pytest.mark.parametrize("eagle", [3, 1])
+def test_a_prompt_fed_in_chunks_gives_the_same_answer_and_keeps_no_features(eagle: int) -> None:
+    model = tiny_model("Llama", **SMALL)
+    head = tiny_head(model, eagle)
+    whole, chunked = (Engine(TargetModel(model, head.config.capture_layers, rows), head) for rows in (4096, 64))
+    generator = random.Random(eagle)
+    accepted = 0
+    for length in (63, 64, 65, 129, 700):
+        prompt = random_prompt(generator, length)
+        for sampling in (SamplingConfig(), SamplingConfig(temperature=0.8, seed=length)):
+            request = Request(24, DraftConfig(total_token=12, depth=3, top_k=4), EXACT, sampling)
+            response = Speculation(chunked, torch.tensor([prompt]), request)
+            steps = [response.prefill()]
+            assert response.features is not None
+            assert response.features.shape[1] <= 64
+            while steps[-1].finish_reason is None:
+                steps.append(response.cycle())
+            expected = list(whole.speculate(torch.tensor([prompt]), request))
+            # Equal cycles too: the head was fed the same rows. fp32, so only a tie could tell the two apart.
+            assert [step.tokens for step in steps] == [step.tokens for step in expected]
+            accepted += sum(step.accepted or 0 for step in steps)
+    assert accepted > 10
 
 
 @pytest.mark.parametrize("penalty", ["repetition_penalty", "presence_penalty", "frequency_penalty"])

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from eagle_mars.causal_lm import refuse_unfit
-from eagle_mars.errors import ContextLengthError, UnsupportedTargetError
+from eagle_mars.errors import ConfigError, ContextLengthError, UnsupportedTargetError
 from eagle_mars.target import TargetModel, check_context
 from eagle_mars.tree import DraftTree
 from tests.tiny import FAMILIES, VOCAB, tiny_model
@@ -54,13 +54,34 @@ def test_final_state_is_the_feature_when_no_layer_is_tapped() -> None:
 
 
 def test_chunked_prefill_equals_one_piece_and_keeps_only_the_last_logits() -> None:
-    target = TargetModel(tiny_model("Llama"), capture_layers=(2, 4, 5))
+    model = tiny_model("Llama")
+    target, chunked = (TargetModel(model, (2, 4, 5), prefill_chunk=rows) for rows in (64, 16))
     prompt = torch.randint(3, VOCAB, (1, 50), generator=torch.Generator().manual_seed(2))
     whole = target.prefill(prompt, target.new_cache(1, 64))
-    pieces = target.prefill(prompt, target.new_cache(1, 64), chunk=16)
-    assert whole.logits.shape == (1, 1, VOCAB)
-    torch.testing.assert_close(whole.logits, pieces.logits, atol=1e-4, rtol=1e-4)  # masked kernel against causal one
-    torch.testing.assert_close(whole.features, pieces.features, atol=1e-4, rtol=1e-4)
+    cache = chunked.new_cache(1, 64)
+    pieces = list(chunked.prefill_chunks(prompt, cache))
+    assert cache.committed == 50
+    assert [piece.features.shape[1] for piece in pieces if piece.features is not None] == [16, 16, 16, 2]
+    assert all(piece.logits.shape == (1, 1, VOCAB) for piece in [whole, *pieces])
+    features = torch.cat([piece.features for piece in pieces if piece.features is not None], dim=1)
+    torch.testing.assert_close(whole.logits, pieces[-1].logits, atol=1e-4, rtol=1e-4)  # masked kernel against causal
+    torch.testing.assert_close(whole.features, features, atol=1e-4, rtol=1e-4)
+
+
+def test_pieces_of_a_long_prompt_are_shorter_so_that_masks_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eagle_mars.target._MASK_ELEMENTS", 2 * 200 * 20)  # two query heads per key/value head
+    monkeypatch.setattr("eagle_mars.target._SMALLEST_CHUNK", 5)
+    target = TargetModel(tiny_model("Llama"))
+    for length, rows in ((100, 40), (200, 20), (1000, 5)):
+        prompt = torch.zeros(1, length, dtype=torch.long)
+        first = next(target.prefill_chunks(prompt, target.new_cache(1, length)))
+        assert first.features is not None
+        assert first.features.shape[1] == rows
+
+
+def test_a_chunk_without_rows_is_refused() -> None:
+    with pytest.raises(ConfigError, match="prefill_chunk=0"):
+        TargetModel(tiny_model("Llama"), prefill_chunk=0)
 
 
 def test_nothing_stays_on_the_model_between_calls() -> None:
