@@ -15,7 +15,7 @@ from eagle_mars.draft.drafter import Drafter
 from eagle_mars.draft.proposer import Proposer
 from eagle_mars.errors import LogitsError
 from eagle_mars.result import Provenance, Step, TokenScores
-from eagle_mars.sampling import CoinStream, History, draw
+from eagle_mars.sampling import CoinStream, History, SamplingPlan, draw
 from eagle_mars.scores import score
 from eagle_mars.target import TargetModel, TargetOutput
 from eagle_mars.tree import DraftTree
@@ -37,6 +37,23 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     special_ids: tuple[int, ...] = ()
     top_logprobs: int | None = None
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One token per row that no draft preceded. tokens: [B] int64. best: [B], the rows' largest logits."""
+
+    tokens: Tensor
+    best: Tensor  # NaN and all -inf show in the maximum
+
+    @classmethod
+    def of(cls, logits: Tensor, plan: SamplingPlan, coins: Tensor | None, history: History | None) -> Drawn:
+        """Draw from logits [B, V]."""
+        return cls(draw(logits, plan, coins, history), logits.amax(-1))
+
+    def read(self) -> list[tuple[int, float]]:
+        """The rows' tokens and best logits on the host; one device→host read."""
+        return [(int(t), b) for t, b in torch.stack((self.tokens.double(), self.best.double()), dim=1).tolist()]
 
 
 class Engine:
@@ -64,15 +81,15 @@ class Engine:
 
     def autoregress(self, ids: Tensor, request: Request) -> Iterator[Step]:
         """The baseline: the target alone, same cache, stop rules and counters; a step per token."""
-        run = _Response(self, ids, request)
-        step, _ = run.first_token(features=False)
+        run = Autoregression(self, ids, request)
+        step = run.prefill()
         yield step
         while step.finish_reason is None:
-            step = run.next_token()
+            step = run.cycle()
             yield step
 
 
-class _Response:
+class Response:
     """What every way of decoding shares: the cache, the coins, the token budget and the clock."""
 
     root: Tensor  # [1] int64, the newest token: chosen, not yet fed to the target
@@ -106,24 +123,31 @@ class _Response:
         out = self.target.prefill(self.ids, self.cache, features=features)
         return self._draw_step(out.logits), out
 
-    @torch.inference_mode()
-    def next_token(self) -> Step:
-        return self._draw_step(self.target.step(self.root.unsqueeze(1), self.cache))
+    def release(self) -> None:
+        """Free the cache: a batch holds its rows now."""
+        del self.cache
 
     def _draw_step(self, logits: Tensor) -> Step:
         """Draw from logits [1, 1, V]; the step's only device→host read."""
         logits = logits[:, -1].to(self.target.device)
         coin = None if self.request.sampling.greedy else self.coins.single()
-        self.root = draw(logits, self.plan.sampling, coin, self.history)
-        packed = torch.cat((self.root.double(), logits.amax(-1).double()))  # NaN and all -inf show in the maximum
-        token, best = packed.tolist()
+        drawn = Drawn.of(logits, self.plan.sampling, coin, self.history)
+        return self.take(drawn, drawn.read()[0], logits)
+
+    def take(self, drawn: Drawn, read: tuple[int, float], logits: Tensor, row: int = 0) -> Step:
+        """Go on behind a token drawn without a draft; `row` is this response's in drawn and logits [B, V].
+
+        Raises LogitsError if the target's logits couldn't be drawn from.
+        """
+        token, best = read
         if not abs(best) < float("inf"):
             raise LogitsError(
                 f"the target's best logit is {best}, so no token can be chosen; "
                 "check the checkpoint, or load it with dtype=torch.float32."
             )
-        self._remember([int(token)])
-        return self._step([int(token)], ["target"], accepted=None, scores=self._scores(logits, [int(token)]))
+        self.root = drawn.tokens[row : row + 1]
+        self._remember([token])
+        return self._step([token], ["target"], accepted=None, scores=self._scores(logits[row : row + 1], [token]))
 
     def _remember(self, tokens: list[int]) -> None:
         if self.history is not None:
@@ -170,7 +194,20 @@ class _Response:
         )
 
 
-class Speculation(_Response):
+class Autoregression(Response):
+    """A response of the target alone: a token per cycle."""
+
+    @torch.inference_mode()
+    def prefill(self) -> Step:
+        step, _ = self.first_token(features=False)
+        return step
+
+    @torch.inference_mode()
+    def cycle(self) -> Step:
+        return self._draw_step(self.target.step(self.root.unsqueeze(1), self.cache))
+
+
+class Speculation(Response):
     """A response whose cycles draft and verify a tree."""
 
     features: Tensor | None  # [1, T, F] target features that the head hasn't seen yet; None if it reads none,
@@ -218,7 +255,8 @@ class Speculation(_Response):
 
     def release(self) -> None:
         """Free the caches: a batch holds their rows now."""
-        del self.cache, self.drafter
+        super().release()
+        del self.drafter
 
     def absorb(self, host: HostVerdict, verdict: Verdict, out: TargetOutput, drafted: bool, row: int = 0) -> Step:
         """Go on behind the accepted path; `row` is this response's in verdict and out. The cache has it already."""
@@ -255,9 +293,7 @@ class Speculation(_Response):
     def _draft(self) -> DraftTree:
         """The tree under the newest token; the bare root when one token is left, since a draft could add nothing."""
         if self.left == 1:
-            return DraftTree.from_parents(
-                self.root.unsqueeze(1), torch.full_like(self.root, -1).unsqueeze(1), max_depth=0
-            )
+            return DraftTree.bare(self.root)
         self.feed_drafter()
         tree = self.drafter.grow(self.root)
         return tree.to(self.target.device)

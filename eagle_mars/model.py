@@ -12,7 +12,7 @@ from jinja2 import TemplateError
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from eagle_mars.batch import Batch
+from eagle_mars.batch import TargetBatch
 from eagle_mars.config import DraftConfig, SamplingConfig, VerifyConfig
 from eagle_mars.cpu import PackedWeights, pack_linears
 from eagle_mars.draft.checkpoint import load_head
@@ -26,6 +26,7 @@ from eagle_mars.engine import Engine, Request
 from eagle_mars.errors import ConfigError
 from eagle_mars.loading import load_target
 from eagle_mars.result import GenerationResult
+from eagle_mars.speculative_batch import SpeculativeBatch
 from eagle_mars.stream import ResponseStream
 from eagle_mars.target import PREFILL_CHUNK, TargetModel, check_context
 from eagle_mars.verify.guarantee import announce, guarantee
@@ -164,13 +165,13 @@ class EaModel(EagleFunctions):
         stop_ids: Collection[int] = (),
         method: Method = "speculative",
         top_logprobs: int | None = None,
-        batch: Batch | None = None,
+        batch: SpeculativeBatch | TargetBatch | None = None,
     ) -> ResponseStream:
         """Like `generate`, piece by piece; the stream's `result` holds the whole response at the end.
 
         stop_ids: ids that end the response, besides the model's own.
         top_logprobs: pieces carry the target's scores of their tokens and of that many best ones.
-        batch: share target forwards with the other responses of this `new_batch`; speculative decoding only.
+        batch: share target forwards with the other responses of this `new_batch`, which decodes by the same method.
         """
         ids = self._ids(prompt)
         if method not in ("speculative", "autoregressive"):
@@ -179,20 +180,24 @@ class EaModel(EagleFunctions):
         if not all(stop):
             raise ConfigError("a stop string is empty, so it would end every response at once; remove it.")
         baseline = method == "autoregressive"
-        if batch is not None and baseline:
-            raise ConfigError("a batch drafts for all of its responses; leave batch out for method='autoregressive'.")
+        if batch is not None and isinstance(batch, TargetBatch) != baseline:
+            raise ConfigError(f"this batch decodes by another method; ask new_batch(..., method={method!r}) for one.")
         verify = VerifyConfig(rule="exact") if baseline else verify or VerifyConfig()  # no draft, nothing to relax
         request = self._request(max_new_tokens, draft, verify, sampling, self.stop_ids.union(stop_ids), top_logprobs)
         check_context(self.target, ids.shape[1], max_new_tokens)
-        steps = self._engine.autoregress(ids, request) if baseline else (batch or self._engine).speculate(ids, request)
+        decode = batch.decode if batch else self._engine.autoregress if baseline else self._engine.speculate
         rule = method if baseline else verify.rule
-        return ResponseStream(steps, self.tokenizer, ids.shape[1], stop, rule, guarantee(verify))
+        return ResponseStream(decode(ids, request), self.tokenizer, ids.shape[1], stop, rule, guarantee(verify))
 
-    def new_batch(self, places: int, draft: DraftConfig | None = None) -> Batch:
+    def new_batch(
+        self, places: int, draft: DraftConfig | None = None, method: Method = "speculative"
+    ) -> SpeculativeBatch | TargetBatch:
         """Up to `places` responses that share target forwards: pass it to `stream`. draft: the tree of all of them."""
         if places < 1:
             raise ConfigError(f"a batch of {places} has no place for a response; use 1 or more.")
-        return Batch(self._engine, draft or self.draft, places)
+        if method == "autoregressive":
+            return TargetBatch(self._engine, places)
+        return SpeculativeBatch(self._engine, draft or self.draft, places)
 
     def generate_many(
         self,
@@ -204,6 +209,7 @@ class EaModel(EagleFunctions):
         verify: VerifyConfig | Sequence[VerifyConfig] | None = None,
         sampling: SamplingConfig | Sequence[SamplingConfig] | None = None,
         stop: str | Sequence[str] = (),
+        method: Method = "speculative",
     ) -> list[GenerationResult]:
         """The responses to many prompts, `batch_size` at a time, in the order of the prompts.
 
@@ -214,7 +220,7 @@ class EaModel(EagleFunctions):
         """
         if isinstance(prompts, str):
             raise ConfigError("prompts is one text, not several; give a list, or call generate.")
-        batch = self.new_batch(batch_size, draft)
+        batch = self.new_batch(batch_size, draft, method)
         options = zip(
             prompts,
             _one_each(verify or VerifyConfig(), len(prompts), "verify"),
@@ -234,6 +240,7 @@ class EaModel(EagleFunctions):
                     verify=rule,
                     sampling=warp,
                     stop=stop,
+                    method=method,
                     batch=batch,
                 )
             for index, stream in tuple(running.items()):

@@ -29,6 +29,11 @@ class DraftTree:
     max_depth: int
 
     @classmethod
+    def bare(cls, roots: Tensor) -> DraftTree:
+        """Trees of nothing but their roots [B]: no draft."""
+        return cls.from_parents(roots.unsqueeze(1), torch.full_like(roots, -1).unsqueeze(1), max_depth=0)
+
+    @classmethod
     def from_parents(
         cls, tokens: Tensor, parents: Tensor, draft_logprob: Tensor | None = None, max_depth: int | None = None
     ) -> DraftTree:

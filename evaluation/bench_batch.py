@@ -1,11 +1,13 @@
 """What decoding together gains: `python -m evaluation.bench_batch`.
 
-The same prompts with batches of several sizes, all in one process, sizes interleaved round by round; texts are compared
-with those of size 1. Prints tokens per second of the whole job and the ratio to size 1.
+The same prompts with batches of several sizes, by a rule and by the target alone, all in one process, interleaved
+round by round; texts are compared with those of size 1. Prints tokens per second of the whole job, the ratio to size 1,
+and the ratio to the target alone at the same size: what drafting is worth when others fill the forward as well.
 """
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -49,20 +51,23 @@ def main(
     )
     ids = [ea.chat_ids(text) for text in read_prompts(prompts)[:limit]]
     verify = VerifyConfig(rule="exact") if rule == "exact" else VerifyConfig(theta=0.9)
-    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "draft": parse_tree(tree), "verify": verify}
-    ea.generate_many(ids[:2], batch_size=2, **options)  # warm-up
     every = sorted({1, *sizes})
-    seconds: dict[int, list[float]] = {size: [] for size in every}
-    texts: dict[int, list[tuple[int, ...]]] = {}
-    with progress(Console(stderr=True), rounds * len(every)) as advance:
+    drafted, alone = Timings(every), Timings(every)
+    arms: list[tuple[Timings, dict[str, Any]]] = [
+        (drafted, {"draft": parse_tree(tree), "verify": verify}),
+        (alone, {"method": "autoregressive"}),
+    ]
+    for _, options in arms:
+        ea.generate_many(ids[:2], batch_size=2, max_new_tokens=max_new_tokens, **options)  # warm-up
+    with progress(Console(stderr=True), rounds * len(every) * len(arms)) as advance:
         for _ in range(rounds):
-            for size in every:
+            for size, (timings, options) in product(every, arms):
                 started = perf_counter()
-                results = ea.generate_many(ids, batch_size=size, **options)
-                seconds[size].append(perf_counter() - started)
-                texts[size] = [result.token_ids for result in results]
+                results = ea.generate_many(ids, batch_size=size, max_new_tokens=max_new_tokens, **options)
+                timings.seconds[size].append(perf_counter() - started)
+                timings.texts[size] = [result.token_ids for result in results]
                 advance()
-    rows = {str(size): summarise(seconds[size], texts[size], seconds[1], texts[1]) for size in every}
+    rows = {str(size): summarise(size, drafted, alone) for size in every}
     settings = {"prompts": len(ids), "max_new_tokens": max_new_tokens, "tree": tree, "rule": rule, "rounds": rounds}
     source = provenance()
     text = "\n".join(
@@ -82,18 +87,38 @@ def main(
         write_atomically(out / "batch.md", text)
 
 
-def summarise(
-    seconds: list[float], texts: list[tuple[int, ...]], base: list[float], single: list[tuple[int, ...]]
-) -> dict[str, Cell]:
-    """One row: of whole jobs, prefill included; the ratio is the median over rounds."""
-    tokens, base_tokens = sum(map(len, texts)), sum(map(len, single))
-    ratios = [tokens / own / (base_tokens / other) for own, other in zip(seconds, base, strict=True)]
+class Timings:
+    """What one way of decoding took at each batch size. seconds: of whole jobs, prefill included, one per round."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.seconds: dict[int, list[float]] = {size: [] for size in sizes}
+        self.texts: dict[int, list[tuple[int, ...]]] = {}
+
+    def speeds(self, size: int) -> list[float]:
+        """Tokens per second, one per round."""
+        return [sum(map(len, self.texts[size])) / seconds for seconds in self.seconds[size]]
+
+    def equal_texts(self, size: int) -> int:
+        """Prompts whose text is that of size 1."""
+        return sum(a == b for a, b in zip(self.texts[size], self.texts[1], strict=True))
+
+
+def summarise(size: int, drafted: Timings, alone: Timings) -> dict[str, Cell]:
+    """One row; ratios are medians over rounds."""
     return {
-        "tokens per second": Cell(tokens / median(seconds)),
-        "against size 1": Cell(median(ratios)),
-        "texts equal to size 1": Cell(float(sum(a == b for a, b in zip(texts, single, strict=True)))),
-        "tokens": Cell(float(tokens)),
+        "tokens per second": Cell(median(drafted.speeds(size))),
+        "against size 1": Cell(_ratio(drafted.speeds(size), drafted.speeds(1))),
+        "target alone": Cell(median(alone.speeds(size))),
+        "target alone, against size 1": Cell(_ratio(alone.speeds(size), alone.speeds(1))),
+        "speed-up over the target alone": Cell(_ratio(drafted.speeds(size), alone.speeds(size))),
+        "texts equal to size 1": Cell(float(drafted.equal_texts(size))),
+        "target alone, texts equal": Cell(float(alone.equal_texts(size))),
+        "tokens": Cell(float(sum(map(len, drafted.texts[size])))),
     }
+
+
+def _ratio(ours: list[float], base: list[float]) -> float:
+    return median(a / b for a, b in zip(ours, base, strict=True))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import torch
 
 from eagle_mars import EaModel, GenerationResult
 from eagle_mars.errors import EagleMarsError
+from eagle_mars.model import Method
 from evaluation import controls
 from evaluation.answers import Answer, Choice, Failure, TurnStats
 from evaluation.data.questions import Question
@@ -33,7 +34,8 @@ class Answerer:
         self._ea = ea
         self._settings = settings
         self._conversations = Conversations(ea, settings.model)
-        self._batch = ea.new_batch(settings.batch_size) if settings.batch_size > 1 else None
+        self._method: Method = "autoregressive" if settings.method == "ar" else "speculative"
+        self._batch = ea.new_batch(settings.batch_size, method=self._method) if settings.batch_size > 1 else None
 
     def warm_up(self) -> None:
         """A short answer that is thrown away: compiled kernels and allocators settle before the clock matters.
@@ -104,7 +106,7 @@ class Answerer:
             verify=self._settings.verify,
             sampling=self._settings.sampling(question, choice, turn),
             stop=self._settings.stop,
-            method="autoregressive" if self._settings.method == "ar" else "speculative",
+            method=self._method,
             batch=self._batch,
         )
         for _ in stream.cycles():

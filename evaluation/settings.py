@@ -91,7 +91,7 @@ class RunSettings(BaseModel):
 
     def require_usable_for(self, questions: list[Question]) -> None:
         """Raises ConfigError if these options can't be honoured on these questions."""
-        if self.batch_size > 1 and self.method in UNDRAFTED:
+        if self.batch_size > 1 and self.control:
             raise ConfigError(f"--method {self.method} decodes one question at a time; leave out --batch-size.")
         foreign = {q.category for q in questions} - set(CATEGORY_TEMPERATURES)
         if self.category_temperatures and foreign:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from eagle_mars import EaModel
-from eagle_mars.batch import Batch
+from eagle_mars.batch import Batch, TargetBatch
 from eagle_mars.cache import TreeCache
 from eagle_mars.config import DraftConfig, SamplingConfig, VerifyConfig
 from eagle_mars.draft.batch_drafter import BatchDrafter
@@ -14,6 +14,7 @@ from eagle_mars.draft.draft_model import DraftModel
 from eagle_mars.engine import Engine, Request
 from eagle_mars.errors import ConfigError, LogitsError
 from eagle_mars.result import Step
+from eagle_mars.speculative_batch import SpeculativeBatch
 from eagle_mars.target import TargetModel
 from tests.test_engine import EXACT, engine_of, random_prompt, random_tree
 from tests.tiny import tiny_model
@@ -59,7 +60,7 @@ def test_every_response_is_what_it_is_alone(family: str, eagle: int) -> None:
             (random_prompt(generator, generator.randrange(1, 300)), Request(generator.randrange(1, 30), tree, verify))
             for verify in (EXACT, VerifyConfig(theta=0.5), EXACT, VerifyConfig(theta=0.8), EXACT)
         ]
-        for job, steps in zip(jobs, together(Batch(engine, tree, places=3), jobs), strict=True):
+        for job, steps in zip(jobs, together(SpeculativeBatch(engine, tree, places=3), jobs), strict=True):
             assert strip(steps) == strip(alone(engine, *job))
             accepted += sum(step.accepted or 0 for step in steps)
     assert accepted > 10  # otherwise nothing but single tokens was tested
@@ -80,7 +81,7 @@ def test_each_response_has_its_own_options_and_coins() -> None:
         Request(24, TREE, EXACT, stop_ids=frozenset(range(3, 10))),
     ]
     jobs = [(prompt[: 1 + number % 4], request) for number, request in enumerate(requests)]
-    texts = together(Batch(engine, TREE, places=7), jobs)
+    texts = together(SpeculativeBatch(engine, TREE, places=7), jobs)
     for job, steps in zip(jobs, texts, strict=True):
         assert strip(steps) == strip(alone(engine, *job))
     assert len({str(strip(steps)) for steps in texts}) == len(texts)  # the options really differ in effect
@@ -92,15 +93,52 @@ def test_a_draft_model_drafts_for_a_batch() -> None:
     engine = Engine(TargetModel(target, None), DraftModel(draft, 16))
     generator = random.Random(0)
     jobs = [(random_prompt(generator, n), Request(15, TREE, EXACT)) for n in (2, 9, 30)]
-    for job, steps in zip(jobs, together(Batch(engine, TREE, places=3), jobs), strict=True):
+    for job, steps in zip(jobs, together(SpeculativeBatch(engine, TREE, places=3), jobs), strict=True):
         assert strip(steps) == strip(alone(engine, *job))
+
+
+def test_the_target_alone_decodes_a_batch() -> None:
+    """At T = 0 and with the same coins at T > 0, beside other responses and alone; a head isn't needed."""
+    engine = Engine(engine_of().target)
+    penalised = SamplingConfig(temperature=1.0, repetition_penalty=1.3, seed=4)
+    options = [SamplingConfig(), SAMPLED.replace(seed=1), penalised, SamplingConfig(frequency_penalty=0.4), SAMPLED]
+    requests = [Request(3 * n + 1, TREE, EXACT, option, top_logprobs=1) for n, option in enumerate(options)]
+    requests[-1] = Request(24, TREE, EXACT, SAMPLED.replace(seed=2), stop_ids=frozenset(range(3, 10)), top_logprobs=1)
+    jobs = [([3, 7, 5, 4, 9][: n + 1], request) for n, request in enumerate(requests)]
+    for (prompt, request), steps in zip(jobs, together(TargetBatch(engine, places=3), jobs), strict=True):
+        own = list(engine.autoregress(torch.tensor([prompt]), request))
+        assert strip(steps) == strip(own)
+        for step, theirs in zip(steps, own, strict=True):  # batched products round otherwise, by some 1e-7
+            assert step.scores[0].chosen.token_id == theirs.scores[0].chosen.token_id
+            assert step.scores[0].chosen.logprob == pytest.approx(theirs.scores[0].chosen.logprob, abs=1e-4)
+
+
+def test_the_target_alone_ends_only_the_response_with_bad_logits() -> None:
+    engine = engine_of()
+    forward_tree = engine.target.forward_tree
+    batch = TargetBatch(engine, places=2)
+    request = Request(6, TREE, EXACT)
+    good, bad = (batch.decode(torch.tensor([prompt]), request) for prompt in ([3, 7], [5, 5, 4]))
+    steps = [next(good)]
+    next(bad)
+
+    def poisoned(*arguments):
+        out = forward_tree(*arguments)
+        out.logits[1:] = torch.nan
+        return out
+
+    engine.target.forward_tree = poisoned
+    with pytest.raises(LogitsError, match="best logit is nan"):
+        next(bad)
+    engine.target.forward_tree = forward_tree
+    assert strip(steps + list(good)) == strip(list(engine.autoregress(torch.tensor([[3, 7]]), request)))
 
 
 def test_iterators_share_cycles() -> None:
     engine = engine_of()
     prompts = [[3, 7, 5], [4, 4, 9, 8], [12, 3]]
     request = Request(30, TREE, EXACT)
-    batch = Batch(engine, TREE, places=3)
+    batch = SpeculativeBatch(engine, TREE, places=3)
     forwards = 0
     forward_tree = engine.target.forward_tree
 
@@ -110,7 +148,7 @@ def test_iterators_share_cycles() -> None:
         return forward_tree(*arguments)
 
     engine.target.forward_tree = counted
-    running = [batch.speculate(torch.tensor([prompt]), request) for prompt in prompts]
+    running = [batch.decode(torch.tensor([prompt]), request) for prompt in prompts]
     steps = [[next(iterator)] for iterator in running]
     running[2].close()
     while any(s[-1].finish_reason is None for s in steps[:2]):
@@ -134,9 +172,9 @@ def test_only_the_response_with_bad_logits_fails() -> None:
         return verifier(tree, logits, *arguments, **options)
 
     engine.verifier = poison
-    batch = Batch(engine, TREE, places=2)
+    batch = SpeculativeBatch(engine, TREE, places=2)
     request = Request(20, TREE, EXACT)
-    good, bad = (batch.speculate(torch.tensor([prompt]), request) for prompt in ([3, 7], [5, 5, 4]))
+    good, bad = (batch.decode(torch.tensor([prompt]), request) for prompt in ([3, 7], [5, 5, 4]))
     steps = [next(good)]
     next(bad)
     poisoned.add(1)
@@ -157,9 +195,9 @@ def test_a_response_without_a_number_left_spoils_nobody_in_its_place() -> None:
         return output.index_fill(0, torch.tensor(sorted(poisoned)), torch.nan) if poisoned else output
 
     handle = engine.target.embed_tokens.register_forward_hook(poison)
-    batch = Batch(engine, TREE, places=2)
+    batch = SpeculativeBatch(engine, TREE, places=2)
     request = Request(20, TREE, EXACT)
-    good, bad = (batch.speculate(torch.tensor([prompt]), request) for prompt in ([3] * 20, [5] * 30))
+    good, bad = (batch.decode(torch.tensor([prompt]), request) for prompt in ([3] * 20, [5] * 30))
     steps = [next(good)]
     next(bad)
     poisoned.add(1)
@@ -167,7 +205,7 @@ def test_a_response_without_a_number_left_spoils_nobody_in_its_place() -> None:
     poisoned.clear()
     with pytest.raises(LogitsError):
         next(bad)
-    newcomer = batch.speculate(torch.tensor([[7, 7]]), request)
+    newcomer = batch.decode(torch.tensor([[7, 7]]), request)
     later = [next(newcomer)]
     steps += good
     later += newcomer
@@ -178,9 +216,9 @@ def test_a_response_without_a_number_left_spoils_nobody_in_its_place() -> None:
 
 def test_a_cycle_that_runs_out_of_memory_costs_one_response_only() -> None:
     engine = engine_of()
-    batch = Batch(engine, TREE, places=2)
+    batch = SpeculativeBatch(engine, TREE, places=2)
     request = Request(20, TREE, EXACT)
-    lost, kept = (batch.speculate(torch.tensor([prompt]), request) for prompt in ([3, 7, 5], [4, 4, 9, 8]))
+    lost, kept = (batch.decode(torch.tensor([prompt]), request) for prompt in ([3, 7, 5], [4, 4, 9, 8]))
     next(lost)
     steps = [next(kept), next(kept)]
     next(lost)
@@ -202,16 +240,16 @@ def test_a_cycle_that_runs_out_of_memory_costs_one_response_only() -> None:
 
 def test_a_response_that_there_is_no_memory_for_leaves_no_trace(monkeypatch) -> None:
     engine = engine_of()
-    batch = Batch(engine, TREE, places=3)
+    batch = SpeculativeBatch(engine, TREE, places=3)
     request = Request(20, TREE, EXACT)
-    kept = batch.speculate(torch.tensor([[4, 4, 9, 8]]), request)
+    kept = batch.decode(torch.tensor([[4, 4, 9, 8]]), request)
     steps = [next(kept), next(kept)]
 
     def fail(*arguments):
         raise torch.OutOfMemoryError
 
     for owner, name in ((TreeCache, "_allocate"), (BatchDrafter, "_reserve")):
-        newcomer = batch.speculate(torch.tensor([[3] * 300]), request)
+        newcomer = batch.decode(torch.tensor([[3] * 300]), request)
         with monkeypatch.context() as patched:
             patched.setattr(owner, name, fail)
             with pytest.raises(torch.OutOfMemoryError):
@@ -224,7 +262,7 @@ def test_a_response_that_is_told_to_leave_disturbs_nobody() -> None:
     engine = engine_of()
     prompts = [[3, 7, 5], [4, 4, 9, 8], [12, 3]]
     request = Request(30, TREE, EXACT)
-    batch = Batch(engine, TREE, places=3)
+    batch = SpeculativeBatch(engine, TREE, places=3)
     joined = [batch.join(torch.tensor([prompt]), request) for prompt in prompts]
     kept = {id(joined[1][0]): [joined[1][1]], id(joined[2][0]): [joined[2][1]]}
     for response, step in batch.cycle():
@@ -239,7 +277,7 @@ def test_a_response_that_is_told_to_leave_disturbs_nobody() -> None:
 
 
 def test_what_a_batch_cannot_share_is_refused() -> None:
-    batch = Batch(engine_of(), TREE, places=2)
+    batch = SpeculativeBatch(engine_of(), TREE, places=2)
     ids = torch.tensor([[3, 4]])
     with pytest.raises(ConfigError, match="one draft tree"):
         batch.join(ids, Request(5, DraftConfig.chain(2)))
@@ -264,6 +302,10 @@ def test_generate_many_is_generate_for_each(tiny_pair) -> None:
     stopped = ea.generate_many(prompts[:1], max_new_tokens=12, verify=EXACT, sampling=sampling, stop=stop)[0]
     assert (stopped.text, stopped.finish_reason) == ("", "stop")
     assert ea.generate_many([]) == []
+    baseline = ea.generate_many(prompts, batch_size=2, max_new_tokens=12, method="autoregressive")
+    assert {result.rule for result in baseline} == {"autoregressive"}
+    for prompt, result in zip(prompts, baseline, strict=True):
+        assert result.token_ids == ea.generate(prompt, max_new_tokens=12, method="autoregressive").token_ids
 
 
 def test_a_stop_string_and_a_closed_stream_free_their_places(tiny_pair) -> None:
@@ -289,5 +331,7 @@ def test_generate_many_refuses_what_cannot_be(tiny_pair) -> None:
         ea.generate_many(["a"], batch_size=0)
     with pytest.raises(ConfigError, match="give a list"):
         ea.generate_many("ab")
-    with pytest.raises(ConfigError, match="leave batch out"):
+    with pytest.raises(ConfigError, match="another method"):
         ea.stream("a", method="autoregressive", batch=ea.new_batch(1))
+    with pytest.raises(ConfigError, match="another method"):
+        ea.stream("a", batch=ea.new_batch(1, method="autoregressive"))
