@@ -10,7 +10,6 @@ import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import Annotated, Any
 
 import torch
@@ -26,7 +25,7 @@ from eagle_mars.errors import ConfigError
 from eagle_mars.model import Method
 from eagle_mars.prompts import read_prompts
 from eagle_mars.render import progress
-from eagle_mars.result import Provenance
+from evaluation.peers import hf_generate
 from evaluation.provenance import append_row, provenance, write_atomically
 
 GENERATE = "generate"
@@ -75,7 +74,7 @@ def main(
     ea = EaModel.from_pretrained(target, drafter, dtype=dtype, cpu_pack=cpu_pack, device_map=device)
     texts = read_prompts(prompts)[::every][:limit]
     ids = [ea.chat_ids(text) for text in texts]
-    arms: dict[str, Decode] = {BASELINE: partial(_speculate, ea, None, None), GENERATE: partial(hf_generate, ea)}
+    arms: dict[str, Decode] = {BASELINE: partial(_speculate, ea, None, None), GENERATE: partial(_generate, ea)}
     for tree, config in shapes.items():
         arms[f"exact {tree}"] = partial(_speculate, ea, config, VerifyConfig(rule="exact"))
         if theta < 1:
@@ -114,32 +113,8 @@ def _speculate(
     return ea.generate(prompt, max_new_tokens=limit, draft=draft, verify=verify, method=method)
 
 
-def hf_generate(ea: EaModel, prompt: Sequence[int], limit: int) -> GenerationResult:
-    """transformers' own greedy `generate` on the same model object; all of its time counts as decoding."""
-    started = perf_counter()
-    ids = torch.tensor([list(prompt)], device=ea.device)
-    base_model: Any = ea.base_model  # its type hints hide `generate`
-    out = base_model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=limit)
-    seconds = perf_counter() - started
-    new = tuple(out[0, ids.shape[1] :].tolist())
-    text = ea.tokenizer.decode(new, skip_special_tokens=True)
-    source: Provenance = "target"
-    return GenerationResult(
-        prompt_tokens=ids.shape[1],
-        token_ids=new,
-        provenance=(source,) * len(new),
-        text=text,
-        pieces=((text, source),),
-        finish_reason="length" if len(new) == limit else "stop",
-        accepted_lengths=(),
-        regret=0.0,
-        low_margin=0,
-        rescued=0,
-        nonpositive_top=0,
-        prefill_seconds=0.0,
-        decode_seconds=seconds,
-        rule=GENERATE,
-    )
+def _generate(ea: EaModel, prompt: Sequence[int], limit: int) -> GenerationResult:
+    return hf_generate(ea.base_model, ea.tokenizer, prompt, limit, GENERATE)
 
 
 def summarise(comparison: Comparison, name: str) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def test_what_half_precision_cannot_hold_is_refused() -> None:
     linear.weight.data[0, 0] = 7e4
     with pytest.raises(ConfigError, match="beyond ±65504"):
         pack_linears(nn.Sequential(linear), "float16")
-    with pytest.raises(ConfigError, match="dtype=torch.float32"):
+    with pytest.raises(ConfigError, match="single precision"):
         pack_linears(nn.Sequential(nn.Linear(4, 4, dtype=torch.bfloat16)), "float16")
 
 

@@ -8,7 +8,8 @@ import torch
 from typer.testing import CliRunner
 
 from eagle_mars import DraftConfig, EaModel
-from evaluation.sweep import app, first_difference, hf_generate, parse_tree
+from evaluation.peers import hf_generate
+from evaluation.sweep import app, first_difference, parse_tree
 
 
 def test_tree_names() -> None:
@@ -45,8 +46,8 @@ def test_sweep_writes_a_row_with_provenance_and_a_table(tiny_pair, tmp_path: Pat
 def test_first_difference_reports_the_gap_of_the_two_best_logits(tiny_pair) -> None:
     ea = EaModel.from_pretrained(*tiny_pair, total_token=8, depth=2, top_k=3)
     prompt = ea.chat_ids("ab")
-    base = hf_generate(ea, prompt, 8)
-    other = hf_generate(ea, prompt, 8)
+    base = hf_generate(ea.base_model, ea.tokenizer, prompt, 8, "generate")
+    other = hf_generate(ea.base_model, ea.tokenizer, prompt, 8, "generate")
     object.__setattr__(other, "token_ids", (*base.token_ids[:5], base.token_ids[5] + 1, 0, 0))
     found = first_difference(ea, prompt, other, base)
     with torch.no_grad():

@@ -1,0 +1,70 @@
+"""How much of a response's time is spent inside forward passes, so that the rest is the engine's own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import nn
+
+from eagle_mars import EaModel
+
+
+class ForwardClock:
+    """Adds up the seconds of the forwards that it watches; a forward inside a forward counts once.
+
+    seconds: in all of them. target_calls: forwards of the target. On a GPU every reading waits for the device, which a
+    real cycle doesn't do: there it tells device time, and the engine's share is an upper bound.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.target_calls = 0
+        self._inside = False
+
+    def reset(self) -> None:
+        """Start again from nothing."""
+        self.seconds, self.target_calls = 0.0, 0
+
+    @contextmanager
+    def watching(self, ea: EaModel) -> Iterator[None]:
+        """Time the target, and the head's passes and projections."""
+        with ExitStack() as stack:
+            stack.enter_context(self._timed(ea.base_model, "forward", counts=True))
+            for name in ("forward", "fuse", "logits"):
+                stack.enter_context(self._timed(ea.ea_layer, name))
+            yield
+
+    @contextmanager
+    def _timed(self, module: nn.Module, name: str, counts: bool = False) -> Iterator[None]:
+        setattr(module, name, self._wrap(getattr(module, name), counts))
+        try:
+            yield
+        finally:
+            delattr(module, name)  # the class's own comes to light again
+
+    def _wrap(self, function: Callable[..., Any], counts: bool) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def timed(*arguments: Any, **keywords: Any) -> Any:
+            if self._inside:
+                return function(*arguments, **keywords)
+            self._inside = True
+            self.target_calls += counts
+            started = _now()
+            try:
+                return function(*arguments, **keywords)
+            finally:
+                self.seconds += _now() - started
+                self._inside = False
+
+        return timed
+
+
+def _now() -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return perf_counter()
