@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, field_validator, model_validator
 
-from eagle_mars.config import Margin
+from eagle_mars.config import Margin, VerifyConfig
 from eagle_mars.errors import ConfigError
 
 PREFIX = "mars_"
@@ -60,6 +60,16 @@ class MarsRequest(BaseModel):
         if self.margin == "logit-gap":
             return inf, self.gap or 0.0
         return (inf if self.theta is None or self.theta == 1 else self.theta), 0.0
+
+    def verify_config(self, protected_ids: tuple[int, ...] | None = None) -> VerifyConfig:
+        """The core's options that mean the same."""
+        return VerifyConfig(
+            theta=self.theta,
+            margin=self.margin,
+            gap=self.gap,
+            protected_ids=protected_ids,
+            max_relaxed_per_cycle=self.max_relaxed,
+        )
 
     @classmethod
     def parse(cls, args: Mapping[str, Any] | None, default: MarsRequest) -> MarsRequest:
