@@ -48,6 +48,7 @@ setup(
         ],
         "chat": ["fastapi>=0.115", "fschat==0.2.36", "prometheus-client>=0.21", "psutil>=6", "uvicorn>=0.32"],
         "web": ["gradio>=6"],
+        "sglang": ["sglang==0.5.23"],
         "vllm": ["vllm>=0.32,<0.34"],
         "dev": [
             "httpx>=0.27",
@@ -65,6 +66,7 @@ setup(
     },
     entry_points={
         "console_scripts": ["eagle-mars = eagle_mars.cli:main"],
+        "sglang.srt.plugins": ["eagle_mars = eagle_mars.engines.sglang:load"],
         "vllm.general_plugins": ["eagle_mars = eagle_mars.engines.vllm_v1:register"],
         "vllm.logits_processors": ["eagle_mars = eagle_mars.engines.vllm_v2:MarsLogitsProcessor"],
     },
