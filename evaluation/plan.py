@@ -24,6 +24,7 @@ class Scope:
 
     models: None is all of the table. limit: questions per task. max_new_tokens: per turn; None is the task's own.
     data: a directory with TASK/question.jsonl; None is the project's own questions. out: parent of the answer files.
+    batch_size: questions decoded together.
     """
 
     models: tuple[str, ...] | None
@@ -31,6 +32,7 @@ class Scope:
     max_new_tokens: int | None
     data: Path | None
     out: Path
+    batch_size: int = 1
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,8 @@ class Planner:
         changes = part.trees[row.tree] if arm.method != "ar" else {}
         if changes:
             config = config.model_copy(update={"tree": DraftConfig(**{**config.tree.model_dump(), **changes})})
+        if self.scope.batch_size > 1:  # whose forwards are too large for the second copy of the weights to pay
+            config = config.model_copy(update={"cpu_pack": False})
         choices = part.num_choices.get(row.task, 1)
         limit = self.scope.max_new_tokens or task.max_new_tokens
         settings = RunSettings(
@@ -82,10 +86,12 @@ class Planner:
             max_new_tokens=limit,
             num_choices=choices,
             stop=task.stop,
+            batch_size=self.scope.batch_size,
         )
         source, questions = self._asked(task.name, task.sample)
         file = self.scope.out / "answers" / task.name / f"{settings.model_id}.jsonl"
-        return Run(row.model, settings, questions, source, self.scope.limit, file)
+        ends = [end for end in (self.scope.limit, part.questions.get(row.task)) if end is not None]
+        return Run(row.model, settings, questions, source, min(ends, default=None), file)
 
     def runs(self, table: Table) -> list[Run]:
         """All runs of a table, each once, model by model: a baseline per task, then the arms."""

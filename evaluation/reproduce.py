@@ -29,6 +29,7 @@ from evaluation.nodes import LoggedNode, log_questions, node_cells
 from evaluation.plan import BASELINE, Planner, Run, Scope, lines, speeds, wanted
 from evaluation.provenance import provenance, write_atomically
 from evaluation.score import cells
+from evaluation.table_pairs import paired_reports
 from evaluation.table_result import FilledPart, FilledRow, FilledTable, latex, markdown, mean_cell, to_csv
 from evaluation.tables import MEAN, Part, Row, Table, read_table, table_names
 from evaluation.tasks import find_task
@@ -53,6 +54,7 @@ def main(
     out: Annotated[Path, typer.Option(help="Where the tables and pictures go.")] = Path("docs") / "results" / "tables",
     device: Annotated[str, typer.Option(help="auto (GPUs if there are any), cpu, cuda, ...")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Questions decoded together; their seconds overlap.")] = 1,
     plan: Annotated[bool, typer.Option("--plan", help="Print what would run, and stop.")] = False,
 ) -> None:
     """Fill tables of the paper with our own runs beside the published values."""
@@ -61,7 +63,7 @@ def main(
         hf_logging.disable_progress_bar()
         if threads:
             torch.set_num_threads(threads)
-        scope = Scope(tuple(models) if models else None, limit, max_new_tokens, data, work)
+        scope = Scope(tuple(models) if models else None, limit, max_new_tokens, data, work, batch_size)
         planner = Planner(scope)
         tables = [read_table(name) for name in table]
         _require_known(tables, scope.models)
@@ -82,7 +84,7 @@ def main(
             filler = Filler(planner, decoder, judgments)
             filled = filler.fill(each)
             if workers.rank == 0:
-                _write(filled, filler, out / each.name)
+                _write(each, filled, filler, out / each.name)
                 typer.echo(str(out / each.name / "table.md"))
         workers.leave()
 
@@ -145,18 +147,20 @@ class Decoder:
 
 @dataclass
 class Filler:
-    """Fills tables with cells. decoded, logged: the answers or nodes behind the rows of a task, for the pictures."""
+    """Fills tables with cells. decoded, graded, logged: the answers, their scores or the nodes behind a task's rows."""
 
     planner: Planner
     decoder: Decoder
     judgments: Path | None = None
     decoded: dict[Row, arms.Arm] = field(default_factory=dict)
+    graded: dict[Row, Graded] = field(default_factory=dict)
     logged: dict[Row, list[LoggedNode]] = field(default_factory=dict)
+    _grades: dict[Path, Graded] = field(default_factory=dict)
     _scored: dict[Path, dict[str, Cell]] = field(default_factory=dict)
 
     def fill(self, table: Table) -> FilledTable:
         """Run, score, and put our cells beside the published ones."""
-        self.decoded, self.logged = {}, {}
+        self.decoded, self.graded, self.logged = {}, {}, {}
         scope = self.planner.scope
         return FilledTable(
             name=table.name,
@@ -168,6 +172,7 @@ class Filler:
                 "limit": scope.limit,
                 "max_new_tokens": scope.max_new_tokens,
                 "questions": str(scope.data) if scope.data else "the project's own",
+                "batch_size": scope.batch_size,
             },
             parts=tuple(self._part(part) for part in table.parts),
             provenance=provenance(),
@@ -213,15 +218,21 @@ class Filler:
         if reason:
             return dict.fromkeys(part.metrics, Cell.empty(reason)), 0
         arm, base = _asked_of(run), _asked_of(base_run)
-        self.decoded[row] = arm
-        self.decoded[row.model_copy(update={"arm": BASELINE.method})] = base
+        base_row = row.model_copy(update={"arm": BASELINE.method})
+        self.decoded[row], self.decoded[base_row] = arm, base
+        self.graded[row], self.graded[base_row] = self._graded(run, arm), self._graded(base_run, base)
         if run.answer_file not in self._scored:
-            self._scored[run.answer_file] = cells(arm, self._graded(run, arm), base, seed=0)
+            self._scored[run.answer_file] = cells(arm, self.graded[row], base, seed=0)
         found = self._scored[run.answer_file]
         missing = Cell.empty(f"not a metric of {row.task}")
         return {metric: found.get(metric, missing) for metric in part.metrics}, len(run.asked)
 
     def _graded(self, run: Run, arm: arms.Arm) -> Graded:
+        if arm.path not in self._grades:
+            self._grades[arm.path] = self._grade(run, arm)
+        return self._grades[arm.path]
+
+    def _grade(self, run: Run, arm: arms.Arm) -> Graded:
         task = find_task(run.settings.bench_name)
         if task.grader == "judge" and self.judgments:
             asked = {question.question_id for question in run.asked}
@@ -237,14 +248,18 @@ def _asked_of(run: Run) -> arms.Arm:
     return arms.Arm(arm.path, [answer for answer in arm.answers if answer.question_id in asked])
 
 
-def _write(table: FilledTable, filler: Filler, directory: Path) -> None:
-    write_atomically(directory / "table.json", table.model_dump_json(indent=1) + "\n")
-    write_atomically(directory / "table.csv", to_csv(table))
-    write_atomically(directory / "table.tex", latex(table))
+def _write(table: Table, filled: FilledTable, filler: Filler, directory: Path) -> None:
+    write_atomically(directory / "table.json", filled.model_dump_json(indent=1) + "\n")
+    write_atomically(directory / "table.csv", to_csv(filled))
+    write_atomically(directory / "table.tex", latex(filled))
     answers = {row: arm.answers for row, arm in filler.decoded.items()}
-    pictures = plots.draw(table, answers, filler.logged, directory)
+    pictures = plots.draw(filled, answers, filler.logged, directory)
     shown = "".join(f"\n![{picture.stem.replace('_', ' ')}]({picture.name})\n" for picture in pictures)
-    write_atomically(directory / "table.md", markdown(table) + shown)
+    pairs = paired_reports(table, filler.decoded, filler.graded)
+    if pairs:
+        write_atomically(directory / "paired.md", pairs)
+        shown = "\nWhat relaxation changed, question by question: [paired.md](paired.md).\n" + shown
+    write_atomically(directory / "table.md", markdown(filled) + shown)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from eagle_mars import VerifyConfig
 from eagle_mars.config import Rule
@@ -74,6 +74,8 @@ class Part(_Record):
     models: names in `configs/models`; a name that only `published` uses stands for a model that the source leaves
     unnamed or that can't be run. trees: changes to a model's own tree, by the name of the variant.
     num_choices: samples per question of a task, for pass@k; 1 if it isn't named. mean: add the mean over the tasks.
+    questions: the first so many of a task; all if it isn't named. margin: the loss of score that would matter; with
+    one, every arm is paired with the first that is `exact` (`evaluation.divergence`).
     metrics: the columns, under the names of `evaluation.score`; with `nodes` under those of `evaluation.nodes`, and the
     part is filled from a strict run whose verifications are logged. unpublished: why other cells have no published
     value.
@@ -86,6 +88,8 @@ class Part(_Record):
     trees: dict[str, dict[str, int]] = {"": {}}
     temperatures: tuple[float, ...] = (1.0,)
     num_choices: dict[str, PositiveInt] = {}
+    questions: dict[str, PositiveInt] = {}
+    margin: PositiveFloat | None = None
     mean: bool = False
     nodes: bool = False
     metrics: tuple[str, ...]

@@ -47,13 +47,37 @@ TABLE = {
 }
 
 
+PAIRS = {
+    "title": "pairs",
+    "source": "nobody",
+    "parts": [
+        {
+            "title": "answers",
+            "models": ["tiny"],
+            "tasks": ["gsm8k"],
+            "questions": {"gsm8k": 3},
+            "margin": 0.05,
+            "arms": {
+                "alone": {"method": "ar"},
+                "strict": {"method": "exact"},
+                "θ = 0.7": {"method": "mars", "options": {"theta": 0.7}},
+            },
+            "temperatures": [0.0],
+            "metrics": ["strict", "tau"],
+            "unpublished": "nobody says",
+        }
+    ],
+}
+
+
 @pytest.fixture
 def configs(tmp_path: Path, tiny_pair, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """`configs` with one table, the tiny pair, and two models that can't be run."""
+    """`configs` with two tables, the tiny pair, and two models that can't be run."""
     target, head = tiny_pair
     tree = {"total_token": 8, "depth": 2, "top_k": 3}
     for folder, name, value in (
         ("tables", "tiny", TABLE),
+        ("tables", "pairs", PAIRS),
         ("models", "tiny", {"target": target, "head": head, "tree": tree}),
         ("models", "absent", {"target": str(tmp_path / "nowhere"), "head": head}),
         ("models", "headless", {"target": target, "head": None}),
@@ -66,9 +90,9 @@ def configs(tmp_path: Path, tiny_pair, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def invoke(configs: Path, *more: str) -> str:
+def invoke(configs: Path, *more: str, table: str = "tiny", limit: int = 2) -> str:
     paths = ["--work", str(configs / "work"), "--out", str(configs / "out")]
-    options = ["--table", "tiny", "--limit", "2", "--max-new-tokens", "10", "--device", "cpu"]
+    options = ["--table", table, "--limit", str(limit), "--max-new-tokens", "10", "--device", "cpu"]
     done = CliRunner().invoke(reproduce.app, [*options, *paths, *more])
     assert done.exit_code == 0, done.output
     return done.output
@@ -116,6 +140,22 @@ def test_a_table_is_filled_rendered_and_resumed(configs: Path, monkeypatch: pyte
     one = FilledTable.model_validate_json((folder / "table.json").read_text()).parts[0].rows[0]
     assert one.questions == 1
     assert one.ours["tau"].low is None  # one question has no interval: the other answer in the file doesn't count
+
+
+def test_a_part_with_a_margin_pairs_its_arms_with_the_strict_one(configs: Path) -> None:
+    invoke(configs, "--batch-size", "2", table="pairs", limit=9)
+    folder = configs / "out" / "pairs"
+    table = FilledTable.model_validate_json((folder / "table.json").read_text())
+    assert {filled.questions for filled in table.parts[0].rows} == {3}  # the part's own limit is the lower one
+    assert table.parts[0].rows[1].ours["tau"].value != table.parts[0].rows[2].ours["tau"].value
+    paired = (folder / "paired.md").read_text()
+    assert "tiny, gsm8k, T = 0" in paired
+    columns = next(line for line in paired.splitlines() if "identical" in line).split(" | ")
+    texts = [line.split(" | ") for line in paired.splitlines() if line.startswith(("| alone |", "| θ = 0.7 |"))]
+    assert [line[columns.index("identical")] for line in texts[:2]] == ["3", "0"]
+    assert "(paired.md)" in (folder / "table.md").read_text()
+    record = json.loads(next((configs / "work").glob("answers/gsm8k/*exact*.run.json")).read_text())
+    assert (record["settings"]["batch_size"], record["settings"]["model"]["cpu_pack"]) == (2, False)
 
 
 def test_an_unknown_model_is_one_sentence(configs: Path) -> None:
