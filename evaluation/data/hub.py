@@ -54,6 +54,10 @@ def _question(source: HubSource, index: int, row: dict[str, Any]) -> Question:
         raise ConfigError(
             f"row {index} of {source.path} has no column {error}, only {columns}; this isn't the task's dataset."
         ) from error
+    except (TypeError, AttributeError, IndexError, ValueError) as error:  # null, empty, or of another type
+        raise ConfigError(
+            f"row {index} of {source.path} has a column without a usable value ({_first_line(error)}); mend or drop it."
+        ) from error
 
 
 def _first_line(error: Exception) -> str:

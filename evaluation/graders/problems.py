@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,7 +24,7 @@ def with_problems(questions: Sequence[Question], path: Path) -> list[Question]:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         rows = [json.loads(line) for line in content.decode().split("\n") if line.strip()]
         by_prompt = {row["prompt"].strip(): {name: row[name] for name in _FIELDS} for row in rows}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} isn't HumanEval's problem file ({error!r}); give HumanEval.jsonl.gz.") from error
     completed = []
     for question in questions:

@@ -210,3 +210,12 @@ def test_a_dataset_that_cannot_be_had_is_refused(tmp_path: Path) -> None:
     wrong = local_copy(tmp_path / "copy", "gsm8k", [{"problem": "?", "answer": "1"}])
     with pytest.raises(ConfigError, match="no column 'question', only problem, answer"):
         read_hub(TASKS["gsm8k"], wrong)
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "qa", "wmt19", "mt_bench"])
+def test_a_null_in_a_dataset_is_told_with_its_row(name: str, tmp_path: Path) -> None:
+    """Beside a right row, from which `datasets` infers the columns' types."""
+    row, _ = COPIES[name]
+    copy = local_copy(tmp_path / "copy", name, [row, dict.fromkeys(row)])
+    with pytest.raises(ConfigError, match="row 1 of .* without a usable value"):
+        read_hub(TASKS[name], copy)

@@ -156,6 +156,9 @@ def test_humaneval_without_tests_has_no_score_until_the_problems_are_given(tmp_p
         with_problems([Question(question_id=0, turns=("def triple(x):",))], path)
     with pytest.raises(ValueError, match="isn't HumanEval's problem file"):
         with_problems([asked], write_questions(tmp_path / "q.jsonl", asked))
+    path.write_bytes(path.read_bytes()[:-20])  # a broken download
+    with pytest.raises(ValueError, match="isn't HumanEval's problem file"):
+        with_problems([asked], path)
 
 
 def test_texts_are_scored_by_question_and_as_a_corpus() -> None:
