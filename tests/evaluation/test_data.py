@@ -217,5 +217,5 @@ def test_a_null_in_a_dataset_is_told_with_its_row(name: str, tmp_path: Path) -> 
     """Beside a right row, from which `datasets` infers the columns' types."""
     row, _ = COPIES[name]
     copy = local_copy(tmp_path / "copy", name, [row, dict.fromkeys(row)])
-    with pytest.raises(ConfigError, match="row 1 of .* without a usable value"):
+    with pytest.raises(ConfigError, match=r"row 1 of .* without a usable value"):
         read_hub(TASKS[name], copy)
