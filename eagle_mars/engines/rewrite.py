@@ -61,9 +61,10 @@ def relaxable(
         None is none.
     """
     top = _best_two(logits)
+    # Below zero the ratio would turn round: a ratio of inf, which means off, would hold for every runner-up.
     low = ((top.z1 > 0) & (top.z2 > ratio * top.z1)) | (top.z1 - top.z2 < gap)
     low = low & ~protected[top.t1] & ~protected[top.t2]
-    is_runner_up = (drafts == top.t2) & (drafts != top.t1)
+    is_runner_up = drafts == top.t2
     if greedy is None:
         return low & is_runner_up
     if masked is not None:

@@ -34,7 +34,6 @@ class HostFlags:
                 continue
             info = req.customized_info = req.customized_info or {}
             told = info.setdefault(KEY, [])
-            del told[commit.output_index :]
             told += [0] * (commit.output_index - len(told))
             new = [int(flag) for flag in row[: len(commit.token_ids)]]
             told += new + [0] * (len(commit.token_ids) - len(new))

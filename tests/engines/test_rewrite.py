@@ -226,11 +226,12 @@ def test_a_forced_draft_is_the_only_argmax(dtype: torch.dtype, best: float) -> N
     assert (logits.amax(-1) == above).all()
 
 
+@pytest.mark.parametrize("request_", [MarsRequest(theta=0.5), MarsRequest(), MarsRequest(margin="logit-gap", gap=0.05)])
 @pytest.mark.parametrize("row", [[float("nan"), 1, 1], [float("-inf")] * 3, [float("inf"), 1, 1], [-2, -2.1, -9]])
-def test_a_row_that_says_nothing_is_left_alone(row: list[float]) -> None:
+def test_a_row_that_says_nothing_is_left_alone(row: list[float], request_: MarsRequest) -> None:
     logits, drafts = torch.tensor([row, row]), torch.tensor([0, 1])
     sampled = torch.zeros(2, dtype=torch.bool)
-    rows = relaxable(logits, drafts, *columns([MarsRequest(theta=0.5)], 2), protect(vocab=3), sampled)
+    rows = relaxable(logits, drafts, *columns([request_], 2), protect(vocab=3), sampled)
     assert not rows.any()
     before = logits.clone()
     force(logits, rows, drafts, sampled)
