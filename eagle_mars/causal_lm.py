@@ -55,8 +55,19 @@ class CausalLM:
         return int(self.config.max_position_embeddings)
 
     @property
+    def tensor_parallel(self) -> int:
+        """Processes that the model is spread over, a slice of every layer in each."""
+        return tensor_parallel(self.model)
+
+    @property
     def kv_heads(self) -> int:
-        return getattr(self.config, "num_key_value_heads", None) or self.config.num_attention_heads
+        """Key/value heads in this process."""
+        return _kv_heads(self.config) // self.tensor_parallel
+
+    @property
+    def query_groups(self) -> int:
+        """Query heads that share a key/value head."""
+        return self.config.num_attention_heads // _kv_heads(self.config)
 
     @property
     def head_dim(self) -> int:
@@ -73,7 +84,7 @@ class CausalLM:
 
         ids, positions: [B, T]. mask: [B, 1, T, rows] bool, True is visible; None is causal from the first row.
         """
-        packs = mask is not None and self._wants_bool_mask and self.kv_heads < self.config.num_attention_heads
+        packs = mask is not None and self._wants_bool_mask and self.query_groups > 1
         with packed_queries(self.config) if packs else nullcontext():
             return module(**self._arguments(ids, positions, mask, cache), **options)
 
@@ -90,6 +101,15 @@ class CausalLM:
         }
 
 
+def tensor_parallel(model: PreTrainedModel) -> int:
+    """Processes that transformers has spread `model` over; 1 when this one has all of it."""
+    return getattr(model, "tp_size", None) or 1
+
+
+def _kv_heads(config: Any) -> int:
+    return getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+
+
 def refuse_unfit(model: PreTrainedModel) -> None:
     """Raise UnsupportedTargetError with the reason if a draft tree can't be verified on `model`."""
     name = type(model).__name__
@@ -104,6 +124,8 @@ def _why_unfit(model: PreTrainedModel, config: Any) -> str | None:
         return "it is an encoder-decoder; use a decoder-only causal LM"
     if any(parameter.device.type == "meta" for parameter in model.parameters()):
         return "parts of it are offloaded, so they have no device; use a smaller dtype or more devices"
+    if _kv_heads(config) % tensor_parallel(model):
+        return f"its {_kv_heads(config)} key/value heads can't be spread evenly over {tensor_parallel(model)} processes"
     if model.get_output_embeddings() is None:
         return "it has no language-model head; load it with AutoModelForCausalLM"
     kinds = set(getattr(config, "layer_types", None) or ())

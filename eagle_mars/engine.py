@@ -103,6 +103,9 @@ class Response:
         seed = request.sampling.seed
         if seed is None:  # from torch's global generator, so that torch.manual_seed governs scripts written for EAGLE
             seed = int(torch.randint(2**62, ()))
+        if self.target.ranks is not None:
+            self.target.ranks.require_same("their prompts or options", ids.tolist(), request)
+            seed = self.target.ranks.of_the_first(seed)
         self.coins = CoinStream([seed], self.target.device)
         self.plan = plan(
             request.verify,
@@ -117,11 +120,6 @@ class Response:
             self.history = History(self.ids, self.ids[:, :0])
         self.left = request.max_new_tokens
         self.clock = perf_counter()
-
-    @torch.inference_mode()
-    def first_token(self, features: bool) -> tuple[Step, TargetOutput]:
-        out = self.target.prefill(self.ids, self.cache, features=features)
-        return self._draw_step(out.logits), out
 
     def release(self) -> None:
         """Free the cache: a batch holds its rows now."""
@@ -178,6 +176,8 @@ class Response:
                 keep, reason = index + 1, "stop"
                 break
         self.left -= keep
+        if self.target.ranks is not None:
+            self.target.ranks.require_same("what they decided", tokens, provenance, reason)
         now = perf_counter()
         seconds, self.clock = now - self.clock, now
         return Step(
@@ -199,8 +199,7 @@ class Autoregression(Response):
 
     @torch.inference_mode()
     def prefill(self) -> Step:
-        step, _ = self.first_token(features=False)
-        return step
+        return self._draw_step(self.target.prefill(self.ids, self.cache, features=False).logits)
 
     @torch.inference_mode()
     def cycle(self) -> Step:

@@ -27,6 +27,10 @@ class LogitsError(EagleMarsError):
     """The target produced NaN, or a row with no finite logit: nothing may be accepted from it."""
 
 
+class RanksError(EagleMarsError):
+    """The processes of a tensor-parallel target were asked for, or decided, different things."""
+
+
 class EmbeddedModelError(EagleMarsError):
     """The embedded target can't be had: its PyPI package is missing, incomplete or unreadable."""
 

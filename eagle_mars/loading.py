@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.distributed import DistributedConfig
 
 from eagle_mars.errors import CheckpointError, ConfigError, UnsupportedTargetError
 
@@ -17,9 +20,10 @@ def load_target(path: str | Path, role: str = "target", **kwargs: Any) -> tuple[
     """The causal LM and the tokenizer at `path` (local directory or hub id), in the checkpoint's dtype by default.
 
     role: what the model is for, as error messages say it.
-    kwargs: passed to `AutoModelForCausalLM.from_pretrained` (dtype, device_map, ...; `torch_dtype` works as well).
+    kwargs: passed to `AutoModelForCausalLM.from_pretrained` (dtype, device_map, quantization_config, ...; `torch_dtype`
+    works as well). tp_plan="auto" spreads every layer over the processes that torchrun has started.
     Raises CheckpointError if something is missing, unreadable or incomplete, UnsupportedTargetError for an
-    encoder-decoder.
+    encoder-decoder, ConfigError for options that can't be used together.
     """
     path = str(path)
     if path.startswith("~"):
@@ -38,6 +42,8 @@ def load_target(path: str | Path, role: str = "target", **kwargs: Any) -> tuple[
     if "torch_dtype" in kwargs:
         kwargs["dtype"] = kwargs.pop("torch_dtype")
     kwargs.setdefault("dtype", "auto")
+    if kwargs.get("tp_plan") is not None:
+        _spread_over_processes(kwargs)
     for name in ("load_in_8bit", "load_in_4bit"):  # EAGLE's scripts pass them, switched off
         if kwargs.pop(name, False):
             raise ConfigError(f"{name} is gone from transformers; pass quantization_config=BitsAndBytesConfig(...).")
@@ -54,6 +60,29 @@ def load_target(path: str | Path, role: str = "target", **kwargs: Any) -> tuple[
         shown = ", ".join(bad[:4]) + (f" and {len(bad) - 4} more" if len(bad) > 4 else "")
         raise CheckpointError(f"the {role} at {path} is incomplete: no fitting weights for {shown}; download it again.")
     return model, tokenizer
+
+
+def tensor_parallel_options(processes: int) -> dict[str, Any]:
+    """Keywords for `load_target` that spread the target over exactly `processes` processes; none for 1.
+
+    Raises ConfigError if torchrun has started another number of them.
+    """
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    if processes > 1 and launched != processes:
+        raise ConfigError(
+            f"a target spread over {processes} processes needs exactly so many, and this run has {launched}; start it "
+            f"with torchrun --nproc-per-node {processes} -m ..."
+        )
+    return {"tp_plan": "auto"} if processes > 1 else {}
+
+
+def _spread_over_processes(kwargs: dict[str, Any]) -> None:
+    if kwargs.get("device_map") is not None:
+        raise ConfigError(
+            "tp_plan puts a slice on each process's own device, so it excludes device_map; leave one of them out."
+        )
+    if "tp_plan" in inspect.signature(DistributedConfig).parameters:  # transformers deprecates the plain keyword
+        kwargs["distributed_config"] = DistributedConfig(tp_plan=kwargs.pop("tp_plan"))
 
 
 def _first_line(error: Exception) -> str:

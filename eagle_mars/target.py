@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from eagle_mars.cache import CacheLayout, TreeCache
 from eagle_mars.causal_lm import CausalLM
 from eagle_mars.errors import ConfigError, ContextLengthError
+from eagle_mars.ranks import Ranks
 from eagle_mars.tree import DraftTree
 
 PREFILL_CHUNK = 2048
@@ -38,6 +39,7 @@ class TargetModel(CausalLM):
     capture_layers: decoder layers whose inputs are concatenated to the draft head's features, in this order
     (EAGLE_SPEC 1.4); empty: the state after the final norm (EAGLE-1/2); None: no features, a draft model reads none.
     prefill_chunk: prompt rows per forward at most.
+    ranks: the processes that share a tensor-parallel model; None when this one has all of it.
     Nothing stays on the model between calls: the taps are hooks that live as long as one forward.
     Raises UnsupportedTargetError, with the reason, when a tree can't be verified on this model; ConfigError.
     """
@@ -53,6 +55,7 @@ class TargetModel(CausalLM):
         super().__init__(model)
         self.capture_layers = capture_layers
         self.prefill_chunk = prefill_chunk
+        self.ranks = Ranks(self.device) if self.tensor_parallel > 1 else None
 
     def new_cache(self, batch: int, max_length: int) -> TreeCache:
         """A cache for `batch` sequences of at most `max_length` rows, draft trees included."""
@@ -72,8 +75,7 @@ class TargetModel(CausalLM):
         length = ids.shape[1]
         cache.reserve(length)
         features = features and self.capture_layers is not None
-        groups = self.config.num_attention_heads // self.kv_heads
-        rows = min(self.prefill_chunk, max(_SMALLEST_CHUNK, _MASK_ELEMENTS // (groups * length)))
+        rows = min(self.prefill_chunk, max(_SMALLEST_CHUNK, _MASK_ELEMENTS // (self.query_groups * length)))
         for start in range(0, length, rows):
             piece = ids[:, start : start + rows]
             positions = torch.arange(start, start + piece.shape[1], device=ids.device).expand_as(piece)

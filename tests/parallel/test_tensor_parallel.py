@@ -1,0 +1,70 @@
+"""Two gloo processes hold one target: same texts as one process, and no process goes its own way unnoticed."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eagle_mars.errors import ConfigError
+from eagle_mars.loading import load_target, tensor_parallel_options
+from tests.parallel.decode import load, texts
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def two(tiny_pair: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two processes reports."""
+    out = tmp_path_factory.mktemp("two") / "report"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port]
+    command += ["-m", "tests.parallel.decode", *tiny_pair, str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    return [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(2)]
+
+
+def test_two_processes_give_the_texts_of_one(tiny_pair: tuple[str, str], two: list[dict[str, Any]]) -> None:
+    alone = load(*tiny_pair)
+    one = texts(alone)
+    assert two[0]["texts"] == one
+    assert 2 * two[0]["kv_heads"] == alone.target.kv_heads
+    assert one["exact"] == one["alone"] == one["together"]
+    assert one["mars"] != one["exact"]  # else the arms test one thing
+    assert one["sampled"] != one["exact"]
+
+
+def test_all_processes_give_the_same_texts_whoever_chose_the_seed(two: list[dict[str, Any]]) -> None:
+    assert two[0]["texts"] == two[1]["texts"]
+    assert two[0]["unseeded"] == two[1]["unseeded"]
+
+
+def test_a_process_that_differs_is_an_error_in_all_of_them(two: list[dict[str, Any]]) -> None:
+    assert two[0]["errors"] == two[1]["errors"]
+    errors = two[0]["errors"]
+    assert "differ in their prompts or options" in errors["prompt"]
+    assert "differ in their prompts or options" in errors["options"]
+    assert "differ in what they decided" in errors["verdict"]
+    assert two[0]["after"] == two[0]["texts"]["exact"][0]  # the next response is a new start
+
+
+def test_the_number_of_processes_has_to_be_that_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert tensor_parallel_options(4) == {"tp_plan": "auto"}
+    assert tensor_parallel_options(1) == {}
+    with pytest.raises(ConfigError, match="--nproc-per-node 2"):
+        tensor_parallel_options(2)
+
+
+def test_a_device_map_and_processes_exclude_each_other(tiny_pair) -> None:
+    with pytest.raises(ConfigError, match="excludes device_map"):
+        load_target(tiny_pair[0], tp_plan="auto", device_map="auto")
