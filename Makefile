@@ -5,7 +5,7 @@ READY := $(VENV)/.eagle_mars_ready
 # Side by side, one thread each: two multi-threaded processes stall each other on two cores.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo test test-engines lint bench clean
 
 setup: $(READY)
 
@@ -27,6 +27,10 @@ bench: $(READY)
 
 test: $(READY)
 	$(TEST_ENV) $(PY) -m pytest -n 2 --dist worksteal -q
+
+# vLLM on the CPU, in an environment of its own (3.5 GB): docs/engines.md
+test-engines:
+	scripts/test_engines.sh
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .

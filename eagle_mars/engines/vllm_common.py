@@ -13,6 +13,7 @@ from torch import Tensor
 
 import eagle_mars
 from eagle_mars.config import VerifyConfig
+from eagle_mars.engines.protection import protected_ids
 from eagle_mars.engines.request import MarsRequest
 from eagle_mars.errors import ConfigError, EngineError
 from eagle_mars.verify.guarantee import guarantee
@@ -73,15 +74,15 @@ def protected_mask(config: VllmConfig, vocab_size: int, device: torch.device) ->
     """
     from vllm.tokenizers import cached_tokenizer_from_config
 
-    tokenizer = cached_tokenizer_from_config(config.model_config)
-    if tokenizer is None:
-        raise ConfigError("MARS protects the tokenizer's special tokens: start without --skip-tokenizer-init.")
-    ids = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
+    stop: set[int | None] = set()
     for source in (config.model_config.try_get_generation_config(), config.model_config.hf_text_config.to_dict()):
-        stop = source.get("eos_token_id")
-        ids |= set(stop if isinstance(stop, list) else [stop])
+        ends = source.get("eos_token_id")
+        stop |= set(ends if isinstance(ends, list) else [ends])
+    ids = protected_ids(cached_tokenizer_from_config(config.model_config), stop)
+    if ids is None:
+        raise ConfigError("MARS protects the tokenizer's special tokens: start without --skip-tokenizer-init.")
     mask = torch.zeros(vocab_size, dtype=torch.bool)
-    mask[[i for i in ids if i is not None and i < vocab_size]] = True
+    mask[[i for i in ids if i < vocab_size]] = True
     return mask.to(device)
 
 

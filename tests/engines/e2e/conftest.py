@@ -31,7 +31,8 @@ MAX_TOKENS = 48
 
 
 def environment(**more: str) -> dict[str, str]:
-    return {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", **more}
+    inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return {**inherited, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", **more}
 
 
 def run_engine(name: str, job: dict, interpreted: bool = False, **env: str) -> dict:
