@@ -28,9 +28,10 @@ bench: $(READY)
 test: $(READY)
 	$(TEST_ENV) $(PY) -m pytest -n 2 --dist worksteal -q
 
-# vLLM on the CPU, in an environment of its own (3.5 GB): docs/engines.md
-test-engines:
+# vLLM on the CPU, in an environment of its own (3.5 GB), and SGLang's verification: docs/engines.md
+test-engines: $(READY)
 	scripts/test_engines.sh
+	PYTHON=$(PY) scripts/test_sglang.sh
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .
