@@ -35,7 +35,7 @@ class CausalLM:
     @property
     def device(self) -> torch.device:
         """Where token ids go in: the device of the embedding."""
-        return next(self.embed_tokens.parameters()).device
+        return where_it_runs(self.embed_tokens)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -75,7 +75,7 @@ class CausalLM:
 
     @property
     def layer_devices(self) -> tuple[torch.device, ...]:
-        return tuple(next(layer.parameters()).device for layer in self.layers)
+        return tuple(where_it_runs(layer) for layer in self.layers)
 
     def run(
         self, module: nn.Module, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: Cache, **options: Any
@@ -101,6 +101,27 @@ class CausalLM:
         }
 
 
+def where_it_runs(module: nn.Module) -> torch.device:
+    """The device that `module` computes on; accelerate keeps offloaded weights elsewhere until they are needed."""
+    for part in module.modules():
+        device = getattr(_hook(part), "execution_device", None)
+        if device is not None:
+            return torch.device(device)
+    return next(module.parameters()).device
+
+
+def _hook(module: nn.Module) -> Any:
+    """accelerate's hook that places a module's weights; of a sequence of hooks, the one that does."""
+    hook = getattr(module, "_hf_hook", None)
+    return next((h for h in getattr(hook, "hooks", ()) if hasattr(h, "execution_device")), hook)
+
+
+def _is_hollow(module: nn.Module) -> bool:
+    """Whether weights of its own are on the meta device, and nothing would load them."""
+    hollow = any(parameter.device.type == "meta" for parameter in module.parameters(recurse=False))
+    return hollow and not getattr(_hook(module), "offload", False)
+
+
 def tensor_parallel(model: PreTrainedModel) -> int:
     """Processes that transformers has spread `model` over; 1 when this one has all of it."""
     return getattr(model, "tp_size", None) or 1
@@ -122,8 +143,8 @@ def refuse_unfit(model: PreTrainedModel) -> None:
 def _why_unfit(model: PreTrainedModel, config: Any) -> str | None:
     if model.config.is_encoder_decoder:
         return "it is an encoder-decoder; use a decoder-only causal LM"
-    if any(parameter.device.type == "meta" for parameter in model.parameters()):
-        return "parts of it are offloaded, so they have no device; use a smaller dtype or more devices"
+    if any(_is_hollow(module) for module in model.modules()):
+        return "parts of it have no weights (they are on the meta device); load it with from_pretrained"
     if _kv_heads(config) % tensor_parallel(model):
         return f"its {_kv_heads(config)} key/value heads can't be spread evenly over {tensor_parallel(model)} processes"
     if model.get_output_embeddings() is None:

@@ -31,6 +31,7 @@ from eagle_mars.cli_options import (
     Stop,
     System,
     Temperature,
+    TensorParallel,
     Theta,
     Threads,
     TopK,
@@ -79,6 +80,7 @@ def generate(
     head: Head = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
+    tensor_parallel: TensorParallel = 1,
     threads: Threads = None,
     cpu_pack: CpuPack = None,
     as_json: Json = False,
@@ -89,7 +91,7 @@ def generate(
         sampling = SamplingConfig(temperature=temperature, top_k=sample_top_k, top_p=top_p, seed=seed)
         text = _stdin() if prompt is None or prompt == "-" else prompt
         draft = draft_options(total_token, depth, top_k)
-        ea = load(model, head, dtype, device, threads, cpu_pack, draft)
+        ea = load(model, head, dtype, device, threads, cpu_pack, draft, tensor_parallel)
         stream = ea.stream(
             _prompt_ids(ea, text, raw, system),
             max_new_tokens=max_new_tokens,

@@ -23,6 +23,7 @@ Model = Annotated[str | None, typer.Option(help="Target: directory or hub id. De
 Head = Annotated[str | None, typer.Option(help="Draft head: directory or hub id; goes with --model.")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto (the checkpoint's).")]
 Device = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, ...")]
+TensorParallel = Annotated[int, typer.Option(help="Processes of torchrun that hold the target together.", min=1)]
 Threads = Annotated[int | None, typer.Option(help="CPU threads.", min=1)]
 MaxNewTokens = Annotated[int, typer.Option(help="Tokens to generate at most.")]
 Theta = Annotated[float | None, typer.Option(help="Low margin is z2/z1 > theta; 1 switches relaxation off.")]
@@ -56,6 +57,7 @@ def load(
     threads: int | None,
     cpu_pack: bool | None,
     draft: dict[str, int],
+    tensor_parallel: int = 1,
 ) -> EaModel:
     """The pair that the options name; the embedded one when they name none, with its weights packed if on a CPU."""
     if (model is None) != (head is None):
@@ -65,6 +67,7 @@ def load(
         from transformers.utils import logging as hf_logging
 
         from eagle_mars.embedded import EMBEDDED_DRAFT, embedded_head_path, embedded_target_path
+        from eagle_mars.loading import tensor_parallel_options
         from eagle_mars.model import EaModel
 
         hf_logging.set_verbosity_error()
@@ -83,8 +86,8 @@ def load(
             head or str(embedded_head_path()),
             **tree.model_dump(),
             dtype=dtype,
-            device_map=device,
-            cpu_pack=cpu_pack,
+            **(tensor_parallel_options(tensor_parallel) or {"device_map": device}),
+            cpu_pack=cpu_pack and tensor_parallel == 1,
         )
 
 

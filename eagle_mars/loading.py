@@ -50,8 +50,13 @@ def load_target(path: str | Path, role: str = "target", **kwargs: Any) -> tuple[
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True, **kwargs)
         tokenizer = AutoTokenizer.from_pretrained(path, **hub)
-    except ImportError:
-        raise  # names the missing package itself
+    except ImportError as error:
+        method = _quantization(config, kwargs)
+        if method is None:
+            raise  # names the missing package itself
+        raise ConfigError(
+            f"the {role} at {path} is quantised by {method}, which needs more packages: {_first_line(error)}"
+        ) from error
     except Exception as error:  # safetensors, torch and tokenizers each raise types of their own
         raise CheckpointError(f"can't load the {role} at {path}: {_first_line(error)}") from error
     model, info = loaded
@@ -60,6 +65,15 @@ def load_target(path: str | Path, role: str = "target", **kwargs: Any) -> tuple[
         shown = ", ".join(bad[:4]) + (f" and {len(bad) - 4} more" if len(bad) > 4 else "")
         raise CheckpointError(f"the {role} at {path} is incomplete: no fitting weights for {shown}; download it again.")
     return model, tokenizer
+
+
+def _quantization(config: Any, kwargs: dict[str, Any]) -> str | None:
+    """The method that the weights are, or are asked to be, quantised by; None: they aren't."""
+    given = kwargs.get("quantization_config") or getattr(config, "quantization_config", None)
+    if given is None:
+        return None
+    method = given.get("quant_method") if isinstance(given, dict) else given.quant_method
+    return str(getattr(method, "value", method))
 
 
 def tensor_parallel_options(processes: int) -> dict[str, Any]:

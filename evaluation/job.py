@@ -93,7 +93,7 @@ def run_job(job: Job) -> Tally:
     Returns the totals over the chosen questions, in every process. A question that failed has an error row.
     Raises ConfigError, before anything is decoded, if the answer file belongs to other settings or is being written.
     """
-    workers, first = job.workers, job.workers.rank == 0
+    workers, first = job.workers, job.workers.first
     job.settings.require_usable_for(job.chosen)
     order = [question.question_id for question in job.questions]
     record = RunRecord(job.answer_file)
@@ -123,9 +123,14 @@ def _answer(job: Job, questions: list[Question], already: int) -> None:
     answerer = Answerer(job.load(), job.settings)
     for _ in range(job.warm_up):
         answerer.warm_up()
+    rows = _watched(answerer.answers(questions), len(questions), already, workers)
+    if not workers.writes:
+        for _ in rows:
+            pass
+        return
     target = job.answer_file if workers.size == 1 else part(job.answer_file, workers.rank)
     with AnswerWriter(target) as writer:
-        for row in _watched(answerer.answers(questions), len(questions), already, workers):
+        for row in rows:
             writer.append(row)
 
 
@@ -135,7 +140,7 @@ def _watched(rows: Iterable[Answer], total: int, already: int, workers: Workers)
     label = "answering" if single else f"process {workers.rank} of {workers.size}"
     initial = already if single else 0
     tally = Tally()
-    with tqdm(total=total + initial, initial=initial, desc=label, unit="question", disable=workers.rank > 0) as bar:
+    with tqdm(total=total + initial, initial=initial, desc=label, unit="question", disable=not workers.first) as bar:
         for row in rows:
             yield row
             tally.add(row)

@@ -87,7 +87,7 @@ def check_model_config(source: str, values: Mapping[str, Any]) -> ModelConfig:
         raise ConfigError(f"{source}: {where + ': ' if where else ''}{reason}.") from error
 
 
-def load_pair(config: ModelConfig, device_map: str | dict[str, str] = "cpu", **kwargs: Any) -> EaModel:
+def load_pair(config: ModelConfig, device_map: str | dict[str, str] | None = "cpu", **kwargs: Any) -> EaModel:
     """Target and head. device_map, kwargs: for the Hugging Face loader."""
     return EaModel.from_pretrained(
         config.target_path,

@@ -102,6 +102,9 @@ def main(
     cpu_pack: Annotated[bool | None, typer.Option(help="CPU: a second copy of the weights for small trees.")] = None,
     num_gpus_per_model: Annotated[int, typer.Option(min=1, help="GPUs that one copy of the model takes.")] = 1,
     num_gpus_total: Annotated[int | None, typer.Option(min=1, help="Checked against the processes started.")] = None,
+    tensor_parallel: Annotated[
+        int, typer.Option(min=1, help="Processes of torchrun that hold one model together; 1: each has its own copy.")
+    ] = 1,
     max_gpu_memory: Annotated[str | None, typer.Option(help="Of each GPU, e.g. 40GiB.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Questions decoded together.")] = 1,
     warm_up: Annotated[int, typer.Option(min=0, help="Answers thrown away before the first one.")] = 1,
@@ -178,7 +181,7 @@ def main(
             )
         if threads:
             torch.set_num_threads(threads)
-        workers = Workers.join(device)
+        workers = Workers.join(device, tensor_parallel)
         _check_processes(workers, num_gpus_per_model, num_gpus_total)
         placement = workers.placement(num_gpus_per_model, max_gpu_memory)
         job = Job(
@@ -194,7 +197,7 @@ def main(
         )
         tally = run_job(job)
         workers.leave()
-        if workers.rank == 0:
+        if workers.first:
             typer.echo(json.dumps({"answer_file": str(job.answer_file), **tally.summary()}))
         if tally.errors:
             raise EagleMarsError(
@@ -274,11 +277,12 @@ def _questions(
 
 
 def _check_processes(workers: Workers, per_model: int, total: int | None) -> None:
-    if total is not None and total != per_model * workers.size:
+    launched = workers.size * workers.tensor_parallel
+    if total is not None and total != per_model * launched:
         processes = max(total // per_model, 1)
         raise ConfigError(
             f"--num-gpus-total {total} with {per_model} per model means {processes} processes, and this run has "
-            f"{workers.size}; start it with torchrun --nproc-per-node {processes} -m evaluation.run."
+            f"{launched}; start it with torchrun --nproc-per-node {processes} -m evaluation.run."
         )
 
 

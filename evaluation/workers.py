@@ -1,4 +1,7 @@
-"""The processes of a data-parallel run (`torchrun` or `accelerate launch`), and which device each of them uses."""
+"""The processes of a run (`torchrun` or `accelerate launch`), and which device each of them uses.
+
+By default each has a copy of the model and its share of the questions; a tensor-parallel model is one for all of them.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import torch
 from accelerate import PartialState
 
 from eagle_mars.errors import ConfigError
+from eagle_mars.loading import tensor_parallel_options
 
 # A process that is done waits for the slowest one: no clock should end that.
 _PATIENCE = timedelta(days=30)
@@ -18,26 +22,45 @@ _PATIENCE = timedelta(days=30)
 
 @dataclass(frozen=True)
 class Workers:
-    """This process among the others. rank: from 0. size: number of processes."""
+    """This process among the others.
+
+    tensor_parallel: processes that a copy of the model is spread over: 1, or all of them.
+    rank: number of this process's copy, from 0. size: number of copies, which share the questions.
+    """
 
     state: PartialState
     device: str
+    tensor_parallel: int = 1
 
     @classmethod
-    def join(cls, device: str) -> Workers:
-        """Meet the other processes, if a launcher started several. device: auto, cpu, cuda, ..."""
+    def join(cls, device: str, tensor_parallel: int = 1) -> Workers:
+        """Meet the other processes, if a launcher started several. device: auto, cpu, cuda, ...
+
+        Raises ConfigError if a tensor-parallel model has other processes than it needs.
+        """
+        tensor_parallel_options(tensor_parallel)
         cpu = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
         launched = int(os.environ.get("WORLD_SIZE", "1")) > 1
         state = PartialState(cpu=cpu, **({"timeout": _PATIENCE} if launched else {}))
-        return cls(state, "cpu" if cpu else device)
+        return cls(state, "cpu" if cpu else device, tensor_parallel)
 
     @property
     def rank(self) -> int:
-        return int(self.state.process_index)
+        return int(self.state.process_index) // self.tensor_parallel
 
     @property
     def size(self) -> int:
-        return int(self.state.num_processes)
+        return int(self.state.num_processes) // self.tensor_parallel
+
+    @property
+    def first(self) -> bool:
+        """Whether this process speaks for all."""
+        return int(self.state.process_index) == 0
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process writes its copy's answers: all that share a copy have the same ones."""
+        return int(self.state.process_index) % self.tensor_parallel == 0
 
     def wait(self) -> None:
         """Return when every process has come here."""
@@ -51,8 +74,15 @@ class Workers:
         """Keywords of the Hugging Face loader that put the model onto this process's device or devices.
 
         gpus_per_model: GPUs that one copy of the model is spread over. max_gpu_memory: of each, such as `40GiB`.
-        Raises ConfigError if there are too few GPUs.
+        Raises ConfigError if there are too few GPUs, or both ways of using several are asked for.
         """
+        if self.tensor_parallel > 1:
+            if gpus_per_model > 1 or max_gpu_memory:
+                raise ConfigError(
+                    "--tensor-parallel gives every process one device, so it excludes --num-gpus-per-model and "
+                    "--max-gpu-memory; leave them out."
+                )
+            return {"device_map": None, **tensor_parallel_options(self.tensor_parallel)}
         if self.device == "cpu":
             if gpus_per_model > 1 or max_gpu_memory:
                 raise ConfigError("--num-gpus-per-model and --max-gpu-memory are for GPUs, but this run is on the CPU.")

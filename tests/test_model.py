@@ -315,10 +315,10 @@ def test_an_unfit_architecture_is_refused(tmp_path: Path, tiny_pair) -> None:
         EaModel.from_pretrained(str(tmp_path), tiny_pair[1])
 
 
-def test_an_offloaded_target_is_refused() -> None:
+def test_a_target_without_weights_is_refused() -> None:
     with torch.device("meta"):
         model = tiny_model("Llama")
-    with pytest.raises(UnsupportedTargetError, match="offloaded"):
+    with pytest.raises(UnsupportedTargetError, match="no weights"):
         refuse_unfit(model)
 
 

@@ -12,11 +12,15 @@ from eagle_mars.errors import ConfigError
 from evaluation.workers import Workers
 
 
-def placement(device: str, local: int = 0, size: int = 1, per_model: int = 1, memory: str | None = None) -> Any:
+def worker(device: str, local: int = 0, size: int = 1, tensor_parallel: int = 1) -> Workers:
     state: Any = SimpleNamespace(
         process_index=local, local_process_index=local, num_processes=size, device=torch.device("cuda", local)
     )
-    return Workers(state, device).placement(per_model, memory)
+    return Workers(state, device, tensor_parallel)
+
+
+def placement(device: str, local: int = 0, size: int = 1, per_model: int = 1, memory: str | None = None) -> Any:
+    return worker(device, local, size).placement(per_model, memory)
 
 
 @pytest.fixture(autouse=True)
@@ -50,3 +54,15 @@ def test_too_few_gpus_are_refused() -> None:
         placement("auto", 1, 2, per_model=3)
     with pytest.raises(ConfigError, match="this run is on the CPU"):
         placement("cpu", memory="40GiB")
+
+
+def test_processes_of_one_model_share_its_questions_and_one_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    together = [worker("auto", local, 2, tensor_parallel=2) for local in range(2)]
+    assert [(w.rank, w.size) for w in together] == [(0, 1), (0, 1)]
+    assert [(w.first, w.writes) for w in together] == [(True, True), (False, False)]
+    assert together[1].placement(1, None) == {"device_map": None, "tp_plan": "auto"}
+    with pytest.raises(ConfigError, match="excludes --num-gpus-per-model"):
+        together[0].placement(2, None)
+    with pytest.raises(ConfigError, match="--nproc-per-node 4"):
+        Workers.join("cpu", tensor_parallel=4)

@@ -19,11 +19,13 @@ from eagle_mars.engine import Engine, Request
 from eagle_mars.errors import RanksError
 from eagle_mars.loading import tensor_parallel_options
 from eagle_mars.verify import Verdict, verify
+from evaluation import run
+from tests.evaluation.running import arguments
 
 EXACT, MARS = VerifyConfig(rule="exact"), VerifyConfig(theta=0.7)
 WARM = SamplingConfig(temperature=0.9, seed=3)
 PROMPTS = ["ab", "a prompt of several chunks"]
-NEW = 16
+NEW = 12
 ARMS: dict[str, dict[str, Any]] = {
     "exact": {"verify": EXACT},
     "mars": {"verify": MARS},
@@ -61,7 +63,10 @@ def main(target: str, head: str, out: str) -> None:
     }
     report["after"] = ea.generate(PROMPTS[0], max_new_tokens=NEW, verify=EXACT).token_ids
     Path(f"{out}.{rank}").write_text(json.dumps(report))
-    torch.distributed.destroy_process_group()
+    question = Path(f"{out}.question.{rank}")
+    question.write_text(json.dumps({"question_id": 1, "category": "writing", "turns": ["ab", "c"]}))
+    evaluation = arguments((target, head), question, Path(f"{out}.jsonl"), "--tensor-parallel", str(size))
+    run.app(evaluation, standalone_mode=False)  # ends with the processes' group
 
 
 def _decode_differently(ea: EaModel, rank: int) -> None:
@@ -80,9 +85,9 @@ def _decode_differently(ea: EaModel, rank: int) -> None:
         assert verdicts <= 3, "two processes went on with different tokens"
 
 
-def _error(run: Any) -> str:
+def _error(decode: Any) -> str:
     try:
-        run()
+        decode()
     except RanksError as error:
         return str(error)
     return ""

@@ -14,6 +14,8 @@ import pytest
 
 from eagle_mars.errors import ConfigError
 from eagle_mars.loading import load_target, tensor_parallel_options
+from evaluation.answers import Answer
+from tests.evaluation.running import arguments, run, untimed
 from tests.parallel.decode import load, texts
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def two(tiny_pair: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two processes reports."""
+    """What each of two processes reports, and the answer file of an evaluation by both."""
     out = tmp_path_factory.mktemp("two") / "report"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -30,7 +32,8 @@ def two(tiny_pair: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) ->
     command += ["-m", "tests.parallel.decode", *tiny_pair, str(out)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
-    return [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(2)]
+    reports = [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(2)]
+    return [{**report, "answers": Path(f"{out}.jsonl"), "stdout": done.stdout} for report in reports]
 
 
 def test_two_processes_give_the_texts_of_one(tiny_pair: tuple[str, str], two: list[dict[str, Any]]) -> None:
@@ -55,6 +58,14 @@ def test_a_process_that_differs_is_an_error_in_all_of_them(two: list[dict[str, A
     assert "differ in their prompts or options" in errors["options"]
     assert "differ in what they decided" in errors["verdict"]
     assert two[0]["after"] == two[0]["texts"]["exact"][0]  # the next response is a new start
+
+
+def test_an_evaluation_by_both_writes_the_file_of_one(tiny_pair, two: list[dict[str, Any]], tmp_path: Path) -> None:
+    answers = two[0]["answers"]
+    question, alone = answers.with_name("report.question.0"), tmp_path / "a.jsonl"
+    expected = run(arguments(tiny_pair, question, alone), alone)
+    assert untimed([Answer.model_validate_json(line) for line in answers.read_text().splitlines()]) == untimed(expected)
+    assert two[0]["stdout"].count('"answers": 1') == 1  # one process speaks for both
 
 
 def test_the_number_of_processes_has_to_be_that_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
