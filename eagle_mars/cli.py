@@ -1,4 +1,4 @@
-"""`eagle-mars generate | compare | info | chat | serve | web | fastchat`: results on stdout, the rest on stderr."""
+"""`eagle-mars generate | compare | tune | info | chat | serve | web | fastchat`: results go to stdout."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ from eagle_mars.cli_options import (
 )
 from eagle_mars.config import Rule, SamplingConfig, VerifyConfig
 from eagle_mars.errors import ConfigError
+from eagle_mars.tune_cli import tune
 
 if TYPE_CHECKING:
     from eagle_mars.model import EaModel, Method
@@ -209,6 +210,7 @@ def _prompt_ids(ea: EaModel, text: str, raw: bool, system: str | None) -> Any:
     return ea.chat_ids([*messages, {"role": "user", "content": text}])
 
 
+app.command()(tune)
 app.command()(chat)
 app.command()(serve)
 app.command()(web)

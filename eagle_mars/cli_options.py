@@ -34,7 +34,9 @@ Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
 TopK = Annotated[int, typer.Option("--sample-top-k", help="Sample among the k best tokens; 0 is off.")]
 TopP = Annotated[float, typer.Option("--top-p", help="Sample inside this probability mass; 1 is off.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of all coins.", min=0)]
-TotalToken = Annotated[int | None, typer.Option(help="Nodes of the draft tree, root included.")]
+TotalToken = Annotated[
+    int | None, typer.Option(help="Nodes of the draft tree, root included; -1 measures (`tune`).")
+]
 Depth = Annotated[int | None, typer.Option(help="Tree depth: at most depth + 1 drafts on a path.")]
 DraftTopK = Annotated[int | None, typer.Option("--top-k", help="Beam width and fan-out of the tree; 1 is a chain.")]
 CpuPack = Annotated[
@@ -80,11 +82,11 @@ def load(
             device = "cpu"
         if cpu_pack is None:
             cpu_pack = model is None and device == "cpu" and dtype in ("auto", "float32")
-        tree = (DraftConfig() if model else EMBEDDED_DRAFT).replace(**draft)
+        tree = (DraftConfig() if model else EMBEDDED_DRAFT).model_dump() | draft
         return EaModel.from_pretrained(
             model or str(embedded_target_path()),
             head or str(embedded_head_path()),
-            **tree.model_dump(),
+            **tree,
             dtype=dtype,
             **(tensor_parallel_options(tensor_parallel) or {"device_map": device}),
             cpu_pack=cpu_pack and tensor_parallel == 1,

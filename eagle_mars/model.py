@@ -29,6 +29,8 @@ from eagle_mars.result import GenerationResult
 from eagle_mars.speculative_batch import SpeculativeBatch
 from eagle_mars.stream import ResponseStream
 from eagle_mars.target import PREFILL_CHUNK, TargetModel, check_context
+from eagle_mars.tuning.store import tuned
+from eagle_mars.tuning.tuner import PROMPTS, Tuning
 from eagle_mars.verify.guarantee import announce, guarantee
 
 logger = logging.getLogger(__name__)
@@ -84,16 +86,15 @@ class EaModel(EagleFunctions):
         """Load target and head from local directories or hub ids.
 
         ea_model_path may also hold a whole causal LM with the target's tokenizer, which then drafts by itself.
-        total_token, depth, top_k: `DraftConfig`. kwargs go to the Hugging Face loader; the dtype is the checkpoint's
-        unless given. The head's family is read from its tensors; `use_eagle3` is only checked against it. `threshold`
-        is taken because EAGLE's scripts pass it; EAGLE doesn't use it either. cpu_pack: see `eagle_mars.cpu`; True is
-        "float32".
+        total_token, depth, top_k: `DraftConfig`; total_token=-1 measures which tree pays (`tune`). kwargs go to the
+        Hugging Face loader; the dtype is the checkpoint's unless given. The head's family is read from its tensors;
+        `use_eagle3` is only checked against it. `threshold` is taken because EAGLE's scripts pass it; EAGLE doesn't use
+        it either. cpu_pack: see `eagle_mars.cpu`; True is "float32".
         prefill_chunk: prompt tokens per forward at most, which bounds the memory that a long prompt takes.
         Raises ConfigError, CheckpointError, UnsupportedTargetError.
         """
-        if total_token == -1:
-            raise ConfigError("total_token=-1, EAGLE's automatic choice, isn't available; give a number of nodes.")
-        draft = DraftConfig(total_token=total_token, depth=depth, top_k=top_k)
+        automatic = total_token == -1
+        draft = DraftConfig() if automatic else DraftConfig(total_token=total_token, depth=depth, top_k=top_k)
         base_model, tokenizer = load_target(base_model_path, **kwargs)
         target = TargetModel(base_model)
         head = _load_proposer(ea_model_path, target, tokenizer)
@@ -107,7 +108,10 @@ class EaModel(EagleFunctions):
             logger.warning(
                 "use_eagle3=%s, but %s holds an %s; using the latter", use_eagle3, ea_model_path, type(head).__name__
             )
-        return cls(base_model, tokenizer, head, draft, prefill_chunk)
+        model = cls(base_model, tokenizer, head, draft, prefill_chunk)
+        if automatic:
+            model.tune()
+        return model
 
     def get_tokenizer(self) -> Any:
         return self.tokenizer
@@ -248,6 +252,19 @@ class EaModel(EagleFunctions):
                     results[index] = stream.result
                     del running[index]
         return [results[index] for index in range(len(prompts))]
+
+    def tune(self, prompts: Sequence[Prompt] | None = None, *, refresh: bool = False) -> Tuning:
+        """Measure which draft tree pays for this pair on this device, and make it the default one.
+
+        prompts: what to measure on; three short chat questions when None. Takes about a minute with a small model on
+        two CPU cores; the result is kept in a file and found again unless `refresh` or `prompts` asks for new numbers.
+        Raises ConfigError when the answers are too short.
+        """
+        as_text = self.tokenizer.chat_template is None
+        ids = [self._ids(p) for p in prompts or [p if as_text else self.chat_ids(p) for p in PROMPTS]]
+        found = tuned(self.target, self.ea_layer, ids, self.stop_ids, fresh=refresh or prompts is not None)
+        self.draft = found.best.draft
+        return found
 
     def chat_ids(
         self,

@@ -9,10 +9,11 @@ Every lossless arm in single precision must give the text of `ar` on its weights
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
+from time import perf_counter, thread_time
 from typing import Annotated, Any
 
 import torch
@@ -72,11 +73,14 @@ def main(
     static: Annotated[bool, typer.Option("--static", help="`generate` with a static cache as an arm.")] = False,
     bf16: Annotated[bool, typer.Option("--bf16/--no-bf16", help="`generate` in bfloat16 as an arm.")] = True,
     threads: int = 2,
+    cpu_time: Annotated[bool, typer.Option("--cpu-time", help="One thread's CPU seconds, for a busy machine.")] = False,
     model: Annotated[str | None, typer.Option(help="Target; the embedded one by default.")] = None,
     head: Annotated[str | None, typer.Option(help="Draft head; the embedded one by default.")] = None,
     out: Annotated[Path | None, typer.Option(help="Directory for e2e.jsonl and e2e.md.")] = None,
 ) -> None:
     """Time every way of decoding the same prompts."""
+    if cpu_time and threads != 1:
+        raise typer.BadParameter("only one thread's CPU seconds can be counted", param_hint="--cpu-time")
     hf_logging.set_verbosity_error()
     hf_logging.disable_progress_bar()
     torch.set_num_threads(threads)
@@ -87,7 +91,7 @@ def main(
             target, head or str(embedded_head_path()), dtype="float32", device_map="cpu", cpu_pack=packing
         )
         ids = [ea.chat_ids(text) for text in read_prompts(prompts)[::every][:limit]]
-        clock, shares = ForwardClock(), {}
+        clock, shares = ForwardClock(thread_time if cpu_time else perf_counter), {}
         arms = _ours(ea, clock, shares, parse_tree(exact_tree), parse_tree(mars_tree), theta, loop)
         arms |= _peers("packed", ea.base_model, ea.tokenizer, lookup, assistant_layers, packing)
         stock, _ = load_target(target, dtype="float32", device_map="cpu")
@@ -97,12 +101,15 @@ def main(
         if bf16:
             half, _ = load_target(target, dtype="bfloat16", device_map="cpu")
             arms["generate bfloat16"] = partial(_generate, half, ea.tokenizer, "generate bfloat16")
+        if cpu_time:
+            arms = {name: partial(_in_cpu_seconds, arm) for name, arm in arms.items()}
         with progress(err, len(ids) * len(arms)) as advance, clock.watching(ea):
             comparison = compare(ids, arms, max_new_tokens=max_new_tokens, on_result=lambda name, result: advance())
         require_same_texts(comparison)
     rows = summarise(comparison, {name: _without_warm_up(share, len(ids)) for name, share in shares.items()})
     settings = {
         "prompts": len(ids),
+        "clock": "CPU time" if cpu_time else "wall time",
         "max_new_tokens": max_new_tokens,
         "exact": exact_tree,
         "mars": f"{mars_tree} theta {theta}",
@@ -200,9 +207,15 @@ def _clocked(
     limit: int,
 ) -> GenerationResult:
     result = way(prompt, limit, clock.reset)
-    shares.overhead.append(1 - clock.seconds / result.decode_seconds)
+    shares.overhead.append(1 - clock.seconds / clock.elapsed)
     shares.tau.append((result.new_tokens - 1) / max(clock.target_calls, 1))
     return result
+
+
+def _in_cpu_seconds(decode: Decode, prompt: Sequence[int], limit: int) -> GenerationResult:
+    started = thread_time()
+    result = decode(prompt, limit)
+    return replace(result, prefill_seconds=0.0, decode_seconds=thread_time() - started)
 
 
 def _without_warm_up(shares: Shares, prompts: int) -> Shares:

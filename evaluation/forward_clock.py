@@ -17,18 +17,26 @@ from eagle_mars import EaModel
 class ForwardClock:
     """Adds up the seconds of the forwards that it watches; a forward inside a forward counts once.
 
-    seconds: in all of them. target_calls: forwards of the target. On a GPU every reading waits for the device, which a
-    real cycle doesn't do: there it tells device time, and the engine's share is an upper bound.
+    seconds: in all of them, `elapsed` all that passed since `reset`. target_calls: forwards of the target.
+    clock: `time.thread_time` counts the CPU seconds of a single thread's work on a busy machine.
+    On a GPU every reading waits for the device, which a real cycle doesn't do: there it tells device time, and the
+    engine's share is an upper bound.
     """
 
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self.target_calls = 0
+    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
+        self._clock = clock
         self._inside = False
+        self.reset()
 
     def reset(self) -> None:
         """Start again from nothing."""
         self.seconds, self.target_calls = 0.0, 0
+        self._started = self._now()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since `reset`."""
+        return self._now() - self._started
 
     @contextmanager
     def watching(self, ea: EaModel) -> Iterator[None]:
@@ -54,17 +62,16 @@ class ForwardClock:
                 return function(*arguments, **keywords)
             self._inside = True
             self.target_calls += counts
-            started = _now()
+            started = self._now()
             try:
                 return function(*arguments, **keywords)
             finally:
-                self.seconds += _now() - started
+                self.seconds += self._now() - started
                 self._inside = False
 
         return timed
 
-
-def _now() -> float:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return perf_counter()
+    def _now(self) -> float:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return self._clock()

@@ -184,8 +184,6 @@ def test_what_eagles_scripts_pass_is_taken(tiny_pair) -> None:
     EaModel.from_pretrained(*tiny_pair, total_token=12, depth=3, top_k=4, load_in_8bit=False, load_in_4bit=False)
     with pytest.raises(ConfigError, match="quantization_config"):
         EaModel.from_pretrained(*tiny_pair, total_token=12, depth=3, top_k=4, load_in_8bit=True)
-    with pytest.raises(ConfigError, match="total_token=-1"):
-        EaModel.from_pretrained(*tiny_pair, total_token=-1)
 
 
 def test_a_vanishing_top_p_is_off_as_in_eagle(model: EaModel) -> None:

@@ -62,6 +62,7 @@ def test_every_arm_is_a_row_with_provenance(tiny_pair, tmp_path: Path) -> None:
     app.command()(bench_e2e.main)
     options = ["--prompts", str(prompts), "--limit", "2", "--max-new-tokens", "5", "--threads", "1"]
     options += ["--model", tiny_pair[0], "--head", tiny_pair[1], "--assistant-layers", "3", "--eagle-loop", "--static"]
+    options += ["--cpu-time"]
     done = CliRunner().invoke(app, [*options, "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
     row = json.loads((tmp_path / "e2e.jsonl").read_text())
