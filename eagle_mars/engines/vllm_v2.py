@@ -145,7 +145,7 @@ class MarsLogitsProcessor(LogitsProcessor):
         if len(slots) == len(logits) or all(rule is STRICT for rule in rules):  # no drafts, or nothing to relax
             return logits
         owner, position = ctx.expanded_idx_mapping.long(), ctx.expanded_local_pos.long()
-        drafts = _drafts(ctx.input_ids.long(), owner, position)
+        drafts = _drafts(ctx.input_ids.long(), owner)
         rows = rewrite(logits, drafts, position, self._numbers[owner], rules, self._protected)
         if self._counts is not None:
             names = [self._names[slot] for slot in slots]
@@ -172,8 +172,7 @@ class MarsLogitsProcessor(LogitsProcessor):
         self._counts.collect()
 
 
-def _drafts(input_ids: Tensor, owner: Tensor, position: Tensor) -> Tensor:
+def _drafts(input_ids: Tensor, owner: Tensor) -> Tensor:
     """[R]: the draft that each row verifies, which is the next row's input where both are of one request; else -1."""
-    follows = (owner[1:] == owner[:-1]) & (position[1:] == position[:-1] + 1)
-    drafts = torch.where(follows, input_ids[1:], -1)
+    drafts = torch.where(owner[1:] == owner[:-1], input_ids[1:], -1)
     return torch.nn.functional.pad(drafts, (0, 1), value=-1)

@@ -81,8 +81,8 @@ def test_v1_counts_what_the_verifier_reached(caplog: pytest.LogCaptureFixture) -
 
 
 def test_v1_leaves_the_engines_warm_up_alone() -> None:
-    runner = v1()
-    assert verify_v1(runner, rows(2), [SECOND], [SECOND]) == [[BEST], [BEST]]
+    for runner in (v1(), v1(waiting=SamplingParams())):  # its rows are nobody's
+        assert verify_v1(runner, rows(2), [SECOND], [SECOND]) == [[BEST], [BEST]]
 
 
 def test_v1_takes_a_request_that_admission_never_saw_as_strict() -> None:
@@ -124,7 +124,7 @@ class V2:
         owner, local, ids, pos = [], [], [], []
         for slot, drafts in chains.items():
             last = int(self.total_len.gpu[slot]) - 1
-            for at, token in enumerate([0, *drafts]):
+            for at, token in enumerate([SECOND, *drafts]):  # the request's newest token, then its drafts
                 owner, local, ids, pos = [*owner, slot], [*local, at], [*ids, token], [*pos, last + at]
         tensors = {"expanded_idx_mapping": owner, "expanded_local_pos": local, "input_ids": ids, "pos": pos}
         fill = {"expanded_idx_mapping": -1}
@@ -155,10 +155,11 @@ def test_v2_rewrites_a_sampled_row_to_its_draft_alone() -> None:
 
 def test_v2_forgets_who_had_the_slot_before() -> None:
     runner = V2()
-    runner.begin(1, SamplingParams())
-    assert runner.step(rows(2), {1: [SECOND]})[0].argmax() == SECOND
+    for slot in (0, 1):
+        runner.begin(slot, SamplingParams())
+    assert runner.step(rows(4), {0: [SECOND], 1: [SECOND]}).argmax(-1).tolist() == [SECOND, BEST, SECOND, BEST]
     runner.begin(1, SamplingParams(extra_args={"mars_theta": 1.0}))
-    assert runner.step(rows(2), {1: [SECOND]})[0].argmax() == BEST
+    assert runner.step(rows(4), {0: [SECOND], 1: [SECOND]}).argmax(-1).tolist() == [SECOND, BEST, BEST, BEST]
 
 
 def test_v2_never_takes_the_next_requests_token_for_a_draft() -> None:

@@ -13,7 +13,10 @@ from types import SimpleNamespace
 
 os.environ["TRITON_INTERPRET"] = "1"
 
+import triton
+import triton.language as tl
 from triton import backends
+from triton.language.extra import libdevice
 
 
 class _Driver:
@@ -22,8 +25,14 @@ class _Driver:
         return True
 
 
+@triton.jit
+def _log1p(x):
+    return tl.log(1.0 + x)
+
+
 def pretend_backend() -> None:
     """Before anything of vLLM is imported."""
+    libdevice.log1p = _log1p  # the interpreter has no device library
     backends.backends["cpu"] = SimpleNamespace(driver=_Driver, compiler=None)
 
 
