@@ -15,6 +15,7 @@ from eagle_mars.config import Branch, DraftConfig, Margin
 from eagle_mars.errors import ConfigError, EagleMarsError
 
 if TYPE_CHECKING:
+    from eagle_mars.cpu import PackedWeights
     from eagle_mars.model import EaModel
 
 err = Console(stderr=True)
@@ -80,8 +81,9 @@ def load(
             raise ConfigError(f"--dtype {dtype} is not a torch dtype; use float32, bfloat16, float16 or auto.")
         if device == "auto" and not torch.cuda.is_available():
             device = "cpu"
-        if cpu_pack is None:
-            cpu_pack = model is None and device == "cpu" and dtype in ("auto", "float32")
+        packing: bool | PackedWeights = bool(cpu_pack)
+        if cpu_pack is None and model is None and device == "cpu" and dtype in ("auto", "float32"):
+            packing = "float16"  # docs/speed.md
         tree = (DraftConfig() if model else EMBEDDED_DRAFT).model_dump() | draft
         return EaModel.from_pretrained(
             model or str(embedded_target_path()),
@@ -89,7 +91,7 @@ def load(
             **tree,
             dtype=dtype,
             **(tensor_parallel_options(tensor_parallel) or {"device_map": device}),
-            cpu_pack=cpu_pack and tensor_parallel == 1,
+            cpu_pack=packing if tensor_parallel == 1 else False,
         )
 
 

