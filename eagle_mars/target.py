@@ -75,7 +75,7 @@ class TargetModel(CausalLM):
         length = ids.shape[1]
         cache.reserve(length)
         features = features and self.capture_layers is not None
-        rows = min(self.prefill_chunk, max(_SMALLEST_CHUNK, _MASK_ELEMENTS // (self.query_groups * length)))
+        rows = chunk_rows(length, self.query_groups, self.prefill_chunk)
         for start in range(0, length, rows):
             piece = ids[:, start : start + rows]
             positions = torch.arange(start, start + piece.shape[1], device=ids.device).expand_as(piece)
@@ -141,6 +141,11 @@ class TargetModel(CausalLM):
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def chunk_rows(length: int, query_groups: int, most: int) -> int:
+    """Rows per forward of a prompt of that length, `most` at most; query_groups: query heads per key/value head."""
+    return min(most, max(_SMALLEST_CHUNK, _MASK_ELEMENTS // (query_groups * length)))
 
 
 def check_context(target: TargetModel, prompt_tokens: int, max_new_tokens: int) -> None:

@@ -56,6 +56,7 @@ def main(
     cycles: Annotated[int, typer.Option(min=1, help="Timed cycles and timed tokens per length.")] = 8,
     tree: Annotated[str, typer.Option(help="chain-N, or total_token,depth,top_k.")] = "8,3,4",
     prefill_chunk: Annotated[int, typer.Option(help="Prompt tokens per forward at most.")] = PREFILL_CHUNK,
+    device: str = "cpu",
     threads: int = 2,
     cpu_pack: Annotated[bool, typer.Option("--cpu-pack/--no-cpu-pack", help="Weights in oneDNN's layout.")] = True,
     model: Annotated[str | None, typer.Option(help="Target; the embedded one by default.")] = None,
@@ -71,6 +72,7 @@ def main(
         model or str(embedded_target_path()),
         head or str(embedded_head_path()),
         dtype="float32",
+        device_map=device,
         cpu_pack=cpu_pack,
         prefill_chunk=prefill_chunk,
     )
