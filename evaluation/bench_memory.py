@@ -27,7 +27,7 @@ from evaluation.sweep import HELDOUT
 from evaluation.table import markdown_table
 
 _MIB = 2**20
-_SETTLED = 50  # answers after which allocators have seen every size of prompt
+_EVERY = 10  # answers from one look to the next: counting tensors takes longer than a short answer
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -58,11 +58,12 @@ def main(
     )
     verify = VerifyConfig(rule="exact")
     prompts = [ea.chat_ids(text) for text in read_prompts(HELDOUT)[:10]]
-    seen: list[tuple[int, int]] = []
+    seen: dict[int, tuple[int, int]] = {}
     with progress(Console(stderr=True), answers) as advance:
         for index in range(answers):
             ea.generate(prompts[index % len(prompts)], max_new_tokens=max_new_tokens, verify=verify)
-            seen.append((resident(), live_tensors()))
+            if index % _EVERY == _EVERY - 1 or index == answers - 1:
+                seen[index + 1] = resident(), live_tensors()
             advance()
     text = torch.tensor(ea.text_ids("\n\n".join(read_prompts(HELDOUT))))
     long = text.repeat(-(-prompt_tokens // len(text)))[:prompt_tokens]
@@ -83,7 +84,7 @@ def main(
     shown = _markdown(seen, measured, computed, settings, source)
     typer.echo(shown)
     if out:
-        row = {"resident": [r for r, _ in seen], "tensors": [t for _, t in seen], "peak": measured}
+        row = {"resident": [r for r, _ in seen.values()], "tensors": [t for _, t in seen.values()], "peak": measured}
         append_row(out / "memory.jsonl", {**settings, **row, "computed": computed.peak, "provenance": source})
         write_atomically(out / "memory.md", shown)
 
@@ -114,12 +115,11 @@ def _status(name: str) -> int:
 
 
 def _markdown(
-    seen: list[tuple[int, int]], measured: int, computed: Memory, settings: dict[str, Any], source: dict[str, Any]
+    seen: dict[int, tuple[int, int]], measured: int, computed: Memory, settings: dict[str, Any], source: dict[str, Any]
 ) -> str:
-    after = {f"{n}": seen[n - 1] for n in sorted({1, 10, _SETTLED, 100, 150, len(seen)}) if n <= len(seen)}
     flat = {
-        name: {"resident, MiB": Cell(rss / _MIB), "live tensors": Cell(float(count))}
-        for name, (rss, count) in after.items()
+        str(answers): {"resident, MiB": Cell(rss / _MIB), "live tensors": Cell(float(count))}
+        for answers, (rss, count) in seen.items()
     }
     parts = {
         name: {"MiB": Cell(getattr(computed, name) / _MIB)}
