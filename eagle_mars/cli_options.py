@@ -35,9 +35,7 @@ Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
 TopK = Annotated[int, typer.Option("--sample-top-k", help="Sample among the k best tokens; 0 is off.")]
 TopP = Annotated[float, typer.Option("--top-p", help="Sample inside this probability mass; 1 is off.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of all coins.", min=0)]
-TotalToken = Annotated[
-    int | None, typer.Option(help="Nodes of the draft tree, root included; -1 measures (`tune`).")
-]
+TotalToken = Annotated[int | None, typer.Option(help="Nodes of the draft tree, root included; -1 measures (`tune`).")]
 Depth = Annotated[int | None, typer.Option(help="Tree depth: at most depth + 1 drafts on a path.")]
 DraftTopK = Annotated[int | None, typer.Option("--top-k", help="Beam width and fan-out of the tree; 1 is a chain.")]
 CpuPack = Annotated[
