@@ -104,11 +104,15 @@ def announce(default: MarsRequest, hook: str) -> None:
 
 def wrap(owner: type, method: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     """Replace a method by `around(method)`, once per process however often plugins are loaded."""
-    stock = getattr(owner, method)
-    if not getattr(stock, "wrapped_by_eagle_mars", False):
-        wrapped = around(stock)
+    if not is_wrapped(owner, method):
+        wrapped = around(getattr(owner, method))
         wrapped.wrapped_by_eagle_mars = True  # type: ignore[attr-defined]
         setattr(owner, method, wrapped)
+
+
+def is_wrapped(owner: type, method: str) -> bool:
+    """Whether `wrap` has replaced the method in this process."""
+    return getattr(getattr(owner, method), "wrapped_by_eagle_mars", False)
 
 
 def _known() -> str:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from eagle_mars.engines.request import PREFIX, MarsRequest
-from eagle_mars.engines.vllm_common import active_default, announce, protected_mask, require_parameters
+from eagle_mars.engines.vllm_common import active_default, announce, is_wrapped, protected_mask, require_parameters
 from eagle_mars.engines.vllm_counts import RelaxedCounts
 from eagle_mars.engines.vllm_rows import STRICT, RowRule, check, rewrite, row_rule
 from eagle_mars.errors import ConfigError, EngineError
@@ -27,6 +27,8 @@ except ImportError:  # an older vLLM: all that it can do with the class is to lo
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.sampling_params import SamplingParams
+
+_NOT_LOADED = "MARS's general plugin isn't loaded: add eagle_mars to VLLM_PLUGINS."
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class MarsLogitsProcessor(LogitsProcessor):
     def validate_params(cls, sampling_params: SamplingParams) -> None:
         """Raise `ConfigError`, a ValueError, at admission: the client's 400."""
         if not cls._front_known and any(name.startswith(PREFIX) for name in sampling_params.extra_args or {}):
-            raise ConfigError("MARS's general plugin isn't loaded: add eagle_mars to VLLM_PLUGINS.")
+            raise ConfigError(_NOT_LOADED)
         check(sampling_params, cls._front_default)
 
     @classmethod
@@ -83,6 +85,10 @@ class MarsLogitsProcessor(LogitsProcessor):
         self._default = active_default(vllm_config)
         if self._default is None or is_pin_memory is not None:
             return
+        from vllm.v1.worker.worker_base import WorkerWrapperBase
+
+        if not is_wrapped(WorkerWrapperBase, "initialize_from_config"):
+            raise ConfigError(_NOT_LOADED)
         require_parameters(LogitsProcessor, "apply", ("self", "logits", "ctx"))
         require_parameters(LogitsProcessor, "add_request", ("self", "req_idx", "sampling_params"))
         self._config = vllm_config

@@ -188,6 +188,8 @@ def test_options_are_refused_where_the_general_plugin_was_left_out() -> None:
     admission.validate_params(SamplingParams())
     with pytest.raises(ConfigError, match="VLLM_PLUGINS"):
         admission.validate_params(SamplingParams(extra_args={"mars_theta": 0.9}))
+    with pytest.raises(ConfigError, match="VLLM_PLUGINS"):
+        admission(config(ON, v2=True), SimpleNamespace())
 
 
 def test_plugins_may_be_loaded_twice() -> None:

@@ -104,6 +104,7 @@ class V2:
         self.total_len = SimpleNamespace(gpu=torch.zeros(slots, dtype=torch.int32))
         state = SimpleNamespace(device="cpu", max_num_reqs=slots, vocab_size=VOCABULARY, total_len=self.total_len)
         settings = config(DEFAULT, v2=True)
+        plugin("vllm_v1").register()
         self.processor = plugin("vllm_v2").MarsLogitsProcessor(settings, state)
         names: dict[int, str] = defaultdict(str, {slot: f"r{slot}" for slot in range(slots)})
         self.live = {name: slot for slot, name in names.items()}
