@@ -11,6 +11,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -18,6 +19,7 @@ from eagle_mars import DraftConfig, EaModel, SamplingConfig, VerifyConfig
 from eagle_mars.engine import Engine, Request
 from eagle_mars.errors import RanksError
 from eagle_mars.loading import tensor_parallel_options
+from eagle_mars.model import Method
 from eagle_mars.verify import Verdict, verify
 from evaluation import run
 from tests.evaluation.running import arguments
@@ -26,6 +28,7 @@ EXACT, MARS = VerifyConfig(rule="exact"), VerifyConfig(theta=0.7)
 WARM = SamplingConfig(temperature=0.9, seed=3)
 PROMPTS = ["ab", "a prompt of several chunks"]
 NEW = 12
+METHODS: tuple[Method, Method] = ("speculative", "autoregressive")
 ARMS: dict[str, dict[str, Any]] = {
     "exact": {"verify": EXACT},
     "mars": {"verify": MARS},
@@ -59,13 +62,17 @@ def main(target: str, head: str, out: str) -> None:
     report["errors"] = {
         "prompt": _error(lambda: ea.generate("ab"[rank], max_new_tokens=4)),
         "options": _error(lambda: ea.generate("ab", max_new_tokens=4 + rank)),
+        "method": _error(lambda: ea.generate("ab", max_new_tokens=4, verify=EXACT, method=METHODS[rank])),
+        "tree": _error(lambda: _draft_differently(ea, rank)),
+        "fault": _error(lambda: _fail_differently(ea, rank)),
         "verdict": _error(lambda: _decode_differently(ea, rank)),
     }
     report["after"] = ea.generate(PROMPTS[0], max_new_tokens=NEW, verify=EXACT).token_ids
     Path(f"{out}.{rank}").write_text(json.dumps(report))
     question = Path(f"{out}.question.{rank}")
     question.write_text(json.dumps({"question_id": 1, "category": "writing", "turns": ["ab", "c"]}))
-    evaluation = arguments((target, head), question, Path(f"{out}.jsonl"), "--tensor-parallel", str(size))
+    flags = ("--tensor-parallel", str(size), "--method", "exact")
+    evaluation = arguments((target, head), question, Path(f"{out}.jsonl"), *flags)
     run.app(evaluation, standalone_mode=False)  # ends with the processes' group
 
 
@@ -83,6 +90,29 @@ def _decode_differently(ea: EaModel, rank: int) -> None:
     ids = torch.tensor([ea.text_ids("ab")])
     for _ in Engine(ea.target, ea.ea_layer, verifier).speculate(ids, request):
         assert verdicts <= 3, "two processes went on with different tokens"
+
+
+def _draft_differently(ea: EaModel, rank: int) -> None:
+    """A process whose head drafts another token, which its own target never gets to verify."""
+    original = ea.target.require_same
+
+    def require_same(what: str, *facts: Any) -> None:
+        if what == "what they drafted" and rank == 1:
+            facts = (facts[0] ^ 1, *facts[1:])
+        original(what, *facts)
+
+    with patch.object(ea.target, "require_same", require_same):
+        ea.generate("ab", max_new_tokens=8, verify=EXACT)
+
+
+def _fail_differently(ea: EaModel, rank: int) -> None:
+    """A process whose logits alone are unusable: the others mustn't wait for it."""
+
+    def verifier(tree: Any, logits: torch.Tensor, *arguments: Any, **options: Any) -> Verdict:
+        return verify(tree, logits * torch.nan if rank == 1 else logits, *arguments, **options)
+
+    request = Request(60, DraftConfig.chain(1), EXACT)
+    list(Engine(ea.target, ea.ea_layer, verifier).speculate(torch.tensor([ea.text_ids("ab")]), request))
 
 
 def _error(decode: Any) -> str:

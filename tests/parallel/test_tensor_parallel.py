@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from eagle_mars import EaModel
 from eagle_mars.errors import ConfigError
 from eagle_mars.loading import load_target, tensor_parallel_options
+from eagle_mars.target import TargetModel
 from evaluation.answers import Answer
 from tests.evaluation.running import arguments, run, untimed
 from tests.parallel.decode import load, texts
@@ -56,6 +59,9 @@ def test_a_process_that_differs_is_an_error_in_all_of_them(two: list[dict[str, A
     errors = two[0]["errors"]
     assert "differ in their prompts or options" in errors["prompt"]
     assert "differ in their prompts or options" in errors["options"]
+    assert "differ in their prompts or options" in errors["method"]
+    assert "differ in what they drafted" in errors["tree"]
+    assert "differ in what they decided" in errors["fault"]
     assert "differ in what they decided" in errors["verdict"]
     assert two[0]["after"] == two[0]["texts"]["exact"][0]  # the next response is a new start
 
@@ -63,7 +69,8 @@ def test_a_process_that_differs_is_an_error_in_all_of_them(two: list[dict[str, A
 def test_an_evaluation_by_both_writes_the_file_of_one(tiny_pair, two: list[dict[str, Any]], tmp_path: Path) -> None:
     answers = two[0]["answers"]
     question, alone = answers.with_name("report.question.0"), tmp_path / "a.jsonl"
-    expected = run(arguments(tiny_pair, question, alone), alone)
+    # exact has no regret, a sum of floats that slices round otherwise.
+    expected = run(arguments(tiny_pair, question, alone, "--method", "exact"), alone)
     assert untimed([Answer.model_validate_json(line) for line in answers.read_text().splitlines()]) == untimed(expected)
     assert two[0]["stdout"].count('"answers": 1') == 1  # one process speaks for both
 
@@ -74,6 +81,13 @@ def test_the_number_of_processes_has_to_be_that_of_torchrun(monkeypatch: pytest.
     assert tensor_parallel_options(1) == {}
     with pytest.raises(ConfigError, match="--nproc-per-node 2"):
         tensor_parallel_options(2)
+
+
+def test_packed_layers_and_processes_exclude_each_other(tiny_pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TargetModel, "tensor_parallel", 2)
+    monkeypatch.setattr("eagle_mars.target.Ranks", lambda device, size: object())
+    with pytest.raises(ConfigError, match="cpu_pack"):
+        EaModel.from_pretrained(*tiny_pair, dtype=torch.float32, cpu_pack=True)
 
 
 def test_a_device_map_and_processes_exclude_each_other(tiny_pair) -> None:
