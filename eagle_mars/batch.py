@@ -165,7 +165,8 @@ class TargetBatch(Batch[Autoregression]):
 
     def _advance(self) -> list[Outcome]:
         tree = DraftTree.bare(self._roots())
-        logits = self.engine.target.forward_tree(tree, self._cache).logits[:, 0].to(self.engine.target.device)
+        out = self.engine.target.forward_tree(tree, self._cache, features=False)
+        logits = out.logits[:, 0].to(self.engine.target.device)
         self._cache.commit([[0]] * len(self.responses))
         sampling = self._row_plan().sampling
         coins = torch.cat([response.coins.single() for response in self.responses]) if sampling.draws else None

@@ -80,7 +80,8 @@ def load(
         if device == "auto" and not torch.cuda.is_available():
             device = "cpu"
         packing: bool | PackedWeights = bool(cpu_pack)
-        if cpu_pack is None and model is None and device == "cpu" and dtype in ("auto", "float32"):
+        alone = tensor_parallel == 1
+        if cpu_pack is None and alone and model is None and device == "cpu" and dtype in ("auto", "float32"):
             packing = "float16"  # docs/speed.md
         tree = (DraftConfig() if model else EMBEDDED_DRAFT).model_dump() | draft
         return EaModel.from_pretrained(
@@ -89,7 +90,7 @@ def load(
             **tree,
             dtype=dtype,
             **(tensor_parallel_options(tensor_parallel) or {"device_map": device}),
-            cpu_pack=packing if tensor_parallel == 1 else False,
+            cpu_pack=packing,
         )
 
 

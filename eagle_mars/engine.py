@@ -104,7 +104,7 @@ class Response:
         if seed is None:  # from torch's global generator, so that torch.manual_seed governs scripts written for EAGLE
             seed = int(torch.randint(2**62, ()))
         if self.target.ranks is not None:
-            self.target.ranks.require_same("their prompts or options", ids.tolist(), request)
+            self.target.ranks.require_same("their prompts or options", type(self).__name__, ids, request)
             seed = self.target.ranks.of_the_first(seed)
         self.coins = CoinStream([seed], self.target.device)
         self.plan = plan(
@@ -138,6 +138,7 @@ class Response:
         Raises LogitsError if the target's logits couldn't be drawn from.
         """
         token, best = read
+        self.target.require_same("what they decided", token, abs(best) < float("inf"))
         if not abs(best) < float("inf"):
             raise LogitsError(
                 f"the target's best logit is {best}, so no token can be chosen; "
@@ -176,8 +177,6 @@ class Response:
                 keep, reason = index + 1, "stop"
                 break
         self.left -= keep
-        if self.target.ranks is not None:
-            self.target.ranks.require_same("what they decided", tokens, provenance, reason)
         now = perf_counter()
         seconds, self.clock = now - self.clock, now
         return Step(
@@ -248,6 +247,7 @@ class Speculation(Response):
             check=False,
         )
         host = unpack(verdict.pack(tree).cpu(), tree.max_depth)[0]  # the cycle's only device→host read
+        self.target.require_same("what they decided", host.path, host.tokens, host.next_token, host.invalid)
         host.raise_if_invalid()
         self.cache.commit([host.path])
         return self.absorb(host, verdict, out, drafted=tree.nodes > 1)

@@ -99,6 +99,8 @@ class EaModel(EagleFunctions):
         target = TargetModel(base_model)
         head = _load_proposer(ea_model_path, target, tokenizer)
         if cpu_pack:
+            if target.ranks is not None:
+                raise ConfigError("cpu_pack replaces the layers that tensor parallelism cuts; leave one of them out.")
             weights: PackedWeights = "float32" if cpu_pack is True else cpu_pack
             pack_linears(base_model, weights)
             pack_linears(head, weights)
@@ -200,6 +202,8 @@ class EaModel(EagleFunctions):
         if places < 1:
             raise ConfigError(f"a batch of {places} has no place for a response; use 1 or more.")
         if method == "autoregressive":
+            if draft is not None:
+                raise ConfigError("method='autoregressive' drafts nothing; leave draft out.")
             return TargetBatch(self._engine, places)
         return SpeculativeBatch(self._engine, draft or self.draft, places)
 

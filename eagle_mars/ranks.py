@@ -12,26 +12,33 @@ from hashlib import blake2b
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from eagle_mars.errors import RanksError
+from eagle_mars.errors import ConfigError, RanksError
 
 
 class Ranks:
     """All processes of the default group; every method is collective: each of them has to call it.
 
-    device: of the target's slice, where the group's backend wants its tensors.
+    device: of the target's slice, where the group's backend wants its tensors. size: processes that share the target.
+    Raises ConfigError if others were started beside them: a group of groups isn't supported.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, size: int) -> None:
+        if size != dist.get_world_size():
+            raise ConfigError(
+                f"{dist.get_world_size()} processes were started for a target that {size} of them share; start {size}."
+            )
         self.device = device
-        self.size = dist.get_world_size()
+        self.size = size
 
     def require_same(self, what: str, *facts: object) -> None:
-        """Raise RanksError, in every process, unless `facts` have the same `repr` in all of them.
+        """Raise RanksError, in every process, unless `facts` have the same `repr` in all of them; tensors, as lists.
 
         what: names them in the message. One reduction of two numbers, whatever the facts are.
         """
-        digest = int.from_bytes(blake2b(repr(facts).encode(), digest_size=7).digest())
+        plain = [fact.tolist() if isinstance(fact, Tensor) else fact for fact in facts]
+        digest = int.from_bytes(blake2b(repr(plain).encode(), digest_size=7).digest())
         extremes = torch.tensor([digest, -digest], device=self.device)
         dist.all_reduce(extremes, dist.ReduceOp.MAX)
         highest, lowest = extremes.tolist()

@@ -55,7 +55,12 @@ class TargetModel(CausalLM):
         super().__init__(model)
         self.capture_layers = capture_layers
         self.prefill_chunk = prefill_chunk
-        self.ranks = Ranks(self.device) if self.tensor_parallel > 1 else None
+        self.ranks = Ranks(self.device, self.tensor_parallel) if self.tensor_parallel > 1 else None
+
+    def require_same(self, what: str, *facts: object) -> None:
+        """Raise RanksError unless all processes of a tensor-parallel model come with the same; nothing with one."""
+        if self.ranks is not None:
+            self.ranks.require_same(what, *facts)
 
     def new_cache(self, batch: int, max_length: int) -> TreeCache:
         """A cache for `batch` sequences of at most `max_length` rows, draft trees included."""
@@ -87,14 +92,15 @@ class TargetModel(CausalLM):
             cache.commit()
             yield out
 
-    def forward_tree(self, tree: DraftTree, cache: TreeCache) -> TargetOutput:
+    def forward_tree(self, tree: DraftTree, cache: TreeCache, *, features: bool = True) -> TargetOutput:
         """One forward over all nodes: logits [B, M, V], features [B, M, F] or None. It leaves M uncommitted rows."""
+        self.require_same("what they drafted", tree.tokens, tree.parents)  # else a row would mix two nodes
         positions = cache.positions(tree.depth)
         # Nodes beyond the last position can't be part of the answer (max_new_tokens ends before them), but a table of
         # positions must not be read behind its end.
         positions = positions.clamp(max=self.max_context - 1)
         cache.reserve(tree.nodes)
-        features = self.capture_layers is not None
+        features = features and self.capture_layers is not None
         return self._forward(tree.tokens, positions, cache.tree_mask(tree.ancestors), cache, features, logits_to_keep=0)
 
     def step(self, ids: Tensor, cache: TreeCache) -> Tensor:

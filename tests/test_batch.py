@@ -122,8 +122,8 @@ def test_the_target_alone_ends_only_the_response_with_bad_logits() -> None:
     steps = [next(good)]
     next(bad)
 
-    def poisoned(*arguments):
-        out = forward_tree(*arguments)
+    def poisoned(*arguments, **options):
+        out = forward_tree(*arguments, **options)
         out.logits[1:] = torch.nan
         return out
 
@@ -333,5 +333,7 @@ def test_generate_many_refuses_what_cannot_be(tiny_pair) -> None:
         ea.generate_many("ab")
     with pytest.raises(ConfigError, match="another method"):
         ea.stream("a", method="autoregressive", batch=ea.new_batch(1))
+    with pytest.raises(ConfigError, match="leave draft out"):
+        ea.generate_many(["a"], draft=TREE, method="autoregressive")
     with pytest.raises(ConfigError, match="another method"):
         ea.stream("a", batch=ea.new_batch(1, method="autoregressive"))
