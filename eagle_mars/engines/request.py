@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from math import inf
+from textwrap import shorten
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, field_validator, model_validator
@@ -130,4 +131,4 @@ class MarsRequest(BaseModel):
         if first["type"] == "extra_forbidden":
             known = ", ".join(f"{prefix}{field}" for field in cls.model_fields)
             raise ConfigError(f"{name!r} is no MARS option; correct its name to one of {known}.")
-        raise ConfigError(f"{name}={first['input']!r} is not usable: {reason}.")
+        raise ConfigError(f"{name}={shorten(repr(first['input']), 80)} is not usable: {reason}.")

@@ -18,11 +18,11 @@ follows the accepted drafts is the stock verifier's, from untouched logits.
 *A rewritten greedy row:* d is its only argmax, so the stock verifier accepts d; `mars` accepts t2 at low margin.
 
 *A rewritten sampled row:* the warpers keep a row's best token, so its p is one-hot on d whatever temperature, top-k,
-top-p and min-p are. The stock test u < min(1, p(d) / q(d)) passes for every coin u. `mars` accepts d with
-probability a + (1 - a) * 1 = 1, where a is the exact test's: what that test rejects is relaxed. Both emit d surely, and
-no residual is drawn. Given the drafts, rows are independent in both, so the laws of whole chains agree. The coin that
-would have told a relaxed token from an exact one is never looked at: above temperature 0 the rows counted here are an
-upper bound of the tokens that `mars` calls relaxed.
+top-p and min-p are. The stock test u < min(1, p(d) / q(d)) passes for every coin u, since coins are below 1. `mars`
+accepts d with probability a + (1 - a) * 1 = 1, where a is the exact test's: what that test rejects is relaxed. Both
+emit d surely, and no residual is drawn. Given the drafts, rows are independent in both, so the laws of whole chains
+agree. The coin that would have told a relaxed token from an exact one is never looked at: above temperature 0 the rows
+counted here are an upper bound of the tokens that `mars` calls relaxed.
 
 **Limit.** `limit` keeps the first n rewritten rows of a chain. Greedy, that is `max_relaxed_per_cycle` of `mars`, token
 for token. Sampled it is stricter than `mars`: a rewritten row spends one of the n even where the exact test would have

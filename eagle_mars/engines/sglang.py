@@ -74,7 +74,7 @@ def install(default: MarsRequest) -> None:
 
     hooks = {
         _ADMISSION: (partial(_admit, default), HookType.AFTER),
-        _START: (partial(_start, default, sglang.__version__), HookType.AFTER),
+        _START: (partial(_start, default, sglang.__version__, present), HookType.AFTER),
         _SAMPLE: (verify.around_sample, HookType.AROUND),
         _GREEDY: (verify.inside_step(verify.prepare_greedy), HookType.AROUND),
         _TREE: (verify.inside_step(verify.prepare_tree_sampling), HookType.AROUND),
@@ -112,7 +112,13 @@ def _admit(default: MarsRequest, _result: None, params: Any, _vocab_size: int) -
     admit(params, default)
 
 
-def _start(default: MarsRequest, version: str, _result: None, arguments: Any) -> None:
+def _start(default: MarsRequest, version: str, targets: list[str], _result: None, arguments: Any) -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    missing = [target for target in targets if target not in HookRegistry._patched]
+    if missing:  # SGLang has only logged why
+        raise EngineError(f"SGLang couldn't put MARS before {missing[0]}; see its log, or unset {ENVIRONMENT}.")
+
     from sglang.srt.arg_groups.overrides import resolving_view
     from sglang.srt.environ import envs
 

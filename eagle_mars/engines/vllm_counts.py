@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 
 class RelaxedCounts:
-    """Sums of one worker. is_live: whether a request of that name still runs; its line is logged when it doesn't."""
+    """Sums of one worker. is_live: whether the worker holds a request of that name; its line is logged when it doesn't.
+
+    A request leaves when it ends; model runner V2 also lets a preempted one go and gets it back as a new one.
+    """
 
     def __init__(self, model_name: str, is_live: Callable[[str], bool]) -> None:
         self._metric = _metric().labels(model_name=model_name)
@@ -44,7 +47,7 @@ class RelaxedCounts:
         self._pending.append((names, on_host, copied))
 
     def collect(self) -> None:
-        """Take in what has arrived from the device, and report the requests that have ended."""
+        """Take in what has arrived from the device, and report the requests that have left."""
         while self._pending and (self._pending[0][2] is None or self._pending[0][2].query()):
             names, counts, _ = self._pending.popleft()
             for name, count in zip(names, counts.tolist(), strict=True):
@@ -53,7 +56,7 @@ class RelaxedCounts:
                     self._metric.inc(count)
         waiting = {name for names, _, _ in self._pending for name in names}
         for name in [name for name in self._relaxed if name not in waiting and not self._is_live(name)]:
-            logger.info("Request %s ended: %d relaxed tokens.", name, self._relaxed.pop(name))
+            logger.info("Request %s left: %d relaxed tokens.", name, self._relaxed.pop(name))
 
 
 @cache

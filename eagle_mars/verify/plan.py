@@ -138,4 +138,4 @@ def _protected(rows: list[VerifyConfig], special_ids: Collection[int], vocab_siz
 
 
 def _limit(value: int | None) -> int:
-    return _NO_LIMIT if value is None else value
+    return _NO_LIMIT if value is None else min(value, _NO_LIMIT)

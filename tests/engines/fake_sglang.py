@@ -101,10 +101,11 @@ def chain_speculative_sampling_triton(
 
 @dataclass
 class FakeSGLang:
-    """modules: by dotted name. hooks: what was registered, in order."""
+    """modules: by dotted name. hooks: what was registered, in order. patched: the targets where that succeeded."""
 
     modules: dict[str, ModuleType]
     hooks: list[Hook] = field(default_factory=list)
+    patched: set[str] = field(default_factory=set)
     parallel: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(pp_size=1, attn_tp_rank=0))
     observability: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(enable_metrics=True))
 
@@ -131,9 +132,12 @@ def install_fake(monkeypatch: pytest.MonkeyPatch, version: str = "0.5.23") -> Fa
             setattr(fake.modules[name], key, value)
 
     class HookRegistry:
+        _patched = fake.patched
+
         @staticmethod
         def register(target: str, hook: Callable[..., Any], hook_type: HookType) -> None:
             fake.hooks.append((target, hook, hook_type))
+            fake.patched.add(target)
 
     module("sglang", __version__=version)
     module("sglang.srt.plugins.hook_registry", HookRegistry=HookRegistry, HookType=HookType)

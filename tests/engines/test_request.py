@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from eagle_mars.config import SamplingConfig
 from eagle_mars.engines.request import MarsRequest
 from eagle_mars.errors import ConfigError
+from eagle_mars.verify.plan import plan
 
 STRICT = MarsRequest()
 RATIO = MarsRequest(theta=0.9, max_relaxed=4)
@@ -44,6 +46,20 @@ def test_a_request_is_laid_over_the_default(args: dict[str, Any], default: MarsR
 )
 def test_every_default_can_be_switched_off(args: dict[str, Any], default: MarsRequest) -> None:
     assert MarsRequest.parse(args, default).strict
+
+
+@pytest.mark.parametrize("limit", [2**63, 10**30])
+def test_a_limit_of_any_size_can_be_compiled(limit: int) -> None:
+    """Admitted is admitted: nothing may raise in an engine's worker later."""
+    request = MarsRequest.parse({"mars_theta": 0.9, "mars_max_relaxed": limit}, STRICT)
+    compiled = plan(request.verify_config(()), SamplingConfig(), vocab_size=8, batch=1)
+    assert compiled.max_relaxed.tolist() == [2**63 - 1]
+
+
+def test_a_long_value_is_not_repeated_in_full() -> None:
+    with pytest.raises(ConfigError, match="mars_theta=") as caught:
+        MarsRequest.parse({"mars_theta": "9" * 5000}, STRICT)
+    assert len(str(caught.value)) < 250
 
 
 def test_strict_is_what_cannot_relax() -> None:

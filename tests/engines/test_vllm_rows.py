@@ -75,8 +75,8 @@ def test_v1_counts_what_the_verifier_reached(caplog: pytest.LogCaptureFixture) -
     for name in ("one", "strict"):
         del runner.requests[name]
     verify_v1(runner, rows(1), [SECOND])
-    assert "Request one ended: 1 relaxed tokens." in caplog.messages
-    assert "Request strict ended: 0 relaxed tokens." in caplog.messages
+    assert "Request one left: 1 relaxed tokens." in caplog.messages
+    assert "Request strict left: 0 relaxed tokens." in caplog.messages
     assert relaxed_in_all() - before == 3
 
 
@@ -193,4 +193,4 @@ def test_v2_counts_once_the_step_is_committed(caplog: pytest.LogCaptureFixture) 
     del runner.live["r0"]
     runner.begin(0, SamplingParams(), length=5)  # the slot is given away before the next step
     assert relaxed_in_all() - before == 3
-    assert "Request r0 ended: 3 relaxed tokens." in caplog.messages
+    assert "Request r0 left: 3 relaxed tokens." in caplog.messages
