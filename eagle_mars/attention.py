@@ -30,7 +30,7 @@ def packed_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor,
+    attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     **options: Any,
@@ -40,7 +40,7 @@ def packed_attention(
     query: [B, heads, T, d]. key, value: [B, kv_heads, rows, d]. attention_mask: [B or 1, 1, T, rows] bool, True is
     visible. Returns [B, T, heads, d].
     """
-    if any(options.get(name) is not None for name in _BEYOND_A_MASK):
+    if attention_mask is None or any(options.get(name) is not None for name in _BEYOND_A_MASK):
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **options)
     batch, heads, rows, size = query.shape
     groups = heads // key.shape[1]

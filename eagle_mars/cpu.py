@@ -11,7 +11,7 @@ for weights from memory, so half of the bytes is nearly half of the time, and up
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -95,7 +95,7 @@ def _require_layout(dtype: torch.dtype) -> None:
         ) from None
 
 
-def _require_half(dtype: torch.dtype, weights: list[nn.Parameter]) -> None:
+def _require_half(dtype: torch.dtype, weights: Sequence[Tensor]) -> None:
     if dtype != torch.float32:
         raise ConfigError(
             f'cpu_pack="float16" computes in single precision, but the model is {dtype}; load it with '

@@ -91,7 +91,8 @@ def main(
             target, head or str(embedded_head_path()), dtype="float32", device_map="cpu", cpu_pack=packing
         )
         ids = [ea.chat_ids(text) for text in read_prompts(prompts)[::every][:limit]]
-        clock, shares = ForwardClock(thread_time if cpu_time else perf_counter), {}
+        clock = ForwardClock(thread_time if cpu_time else perf_counter)
+        shares: dict[str, Shares] = {}
         arms = _ours(ea, clock, shares, parse_tree(exact_tree), parse_tree(mars_tree), theta, loop)
         arms |= _peers("packed", ea.base_model, ea.tokenizer, lookup, assistant_layers, packing)
         stock, _ = load_target(target, dtype="float32", device_map="cpu")

@@ -162,7 +162,8 @@ def _result(
     kept = tokens if stop is None else tokens[: stop + 1]
     kinds: list[Provenance] = ["target"]
     for length in accepted:
-        kinds += ["exact"] * length + ["target"]
+        kinds.extend(["exact"] * length)
+        kinds.append("target")
     text = ea.tokenizer.decode(kept, skip_special_tokens=True)
     return GenerationResult(
         prompt_tokens=len(prompt),

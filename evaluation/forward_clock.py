@@ -49,11 +49,14 @@ class ForwardClock:
 
     @contextmanager
     def _timed(self, module: nn.Module, name: str, counts: bool = False) -> Iterator[None]:
+        own = vars(module).get(name)  # accelerate puts a forward on the instance; the class's comes to light by itself
         setattr(module, name, self._wrap(getattr(module, name), counts))
         try:
             yield
         finally:
-            delattr(module, name)  # the class's own comes to light again
+            delattr(module, name)
+            if own is not None:
+                setattr(module, name, own)
 
     def _wrap(self, function: Callable[..., Any], counts: bool) -> Callable[..., Any]:
         @functools.wraps(function)

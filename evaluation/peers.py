@@ -56,7 +56,8 @@ def shallow(model: PreTrainedModel, layers: int) -> PreTrainedModel:
     decoder: Any = model.get_decoder()
     total = len(decoder.layers)
     kept = [*range((layers + 1) // 2), *range(total - layers // 2, total)]
-    assistant = type(model)(_shorter(model.config, layers)).to(model.dtype).eval()
+    made: Any = type(model)(_shorter(model.config, layers))  # transformers wraps `to`, and its type is lost
+    assistant: PreTrainedModel = made.to(model.dtype).eval()
     state = model.state_dict()
     renamed = {}
     for name, tensor in state.items():

@@ -76,7 +76,7 @@ class Planner:
         choices = part.num_choices.get(row.task, 1)
         limit = self.scope.max_new_tokens or task.max_new_tokens
         settings = RunSettings(
-            model_id=_model_id(row, arm, config, changes, limit, choices),
+            model_id=_model_id(row, arm, config, changes, limit, choices, self.scope.batch_size),
             bench_name=task.name,
             task_version=task.version,
             model=config,
@@ -102,7 +102,9 @@ class Planner:
                     own = part.arms[row.arm]
                     for arm in (own,) if part.nodes else (BASELINE, own):
                         run = self.run(part, row, arm)
-                        found.setdefault(run.answer_file, run)
+                        known = found.get(run.answer_file)
+                        if known is None or len(run.asked) > len(known.asked):  # parts may ask the first so many only
+                            found[run.answer_file] = run
         names = list(dict.fromkeys(run.model for run in found.values()))
         return sorted(found.values(), key=lambda run: names.index(run.model))
 
@@ -147,11 +149,15 @@ def lines(runs: Sequence[Run], known: Mapping[tuple[str, str], float]) -> Iterat
         yield f"{model}: {len(own)} runs, {answers} answers, at most {tokens} new tokens; {time}"
 
 
-def _model_id(row: Row, arm: Arm, config: ModelConfig, changes: Mapping[str, int], limit: int, choices: int) -> str:
+def _model_id(
+    row: Row, arm: Arm, config: ModelConfig, changes: Mapping[str, int], limit: int, choices: int, batch_size: int
+) -> str:
     """A name that tells apart everything that a table varies."""
     parts = [arm_name(row.model, arm.method, arm.verify, f"{row.temperature:g}"), f"max{limit}"]
     if changes:
         parts.append(f"tree{config.tree.total_token}.{config.tree.depth}.{config.tree.top_k}")
     if choices > 1:
         parts.append(f"n{choices}")
+    if batch_size > 1:
+        parts.append(f"batch{batch_size}")
     return "-".join(parts)

@@ -15,8 +15,9 @@ from typing import Annotated, Any
 import typer
 
 from eagle_mars.errors import ConfigError
+from evaluation.metrics import Cell
 from evaluation.provenance import write_atomically
-from evaluation.table_result import FilledPart, FilledTable, markdown_rows
+from evaluation.table_result import FilledPart, FilledTable, markdown_rows, mean_cell
 from evaluation.tables import MEAN
 
 ROOT = Path(__file__).parents[1]
@@ -24,6 +25,14 @@ RESULTS = Path("docs") / "results"
 _BLOCK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 _HELDOUT_PROMPTS = 40
 _MOST_ROWS = 6
+_SCORES = {"gsm8k flexible": "GSM8K", "sum ROUGE-L": "CNN/DM ROUGE-L", "wmt19 BLEU": "WMT19 BLEU", "wmt19 chrF": "chrF"}
+_MEANS = {
+    "tau": "tau",
+    "relaxed per 1000": "relaxed per 1000",
+    "regret per 1000": "nats of regret per 1000",
+    "exact prefix": "tokens before the first relaxed one",
+    "4-gram loops": "repeated 4-grams",
+}
 
 
 def rendered(text: str, root: Path = ROOT) -> str:
@@ -64,11 +73,32 @@ def _heldout_row(row: dict[str, Any], run: dict[str, Any]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
+def relaxation(results: Path) -> str:
+    """The study of relaxation, a row per temperature and arm: scores by task, what decoding did as means over tasks."""
+    path = results / "tables" / "relaxation" / "table.json"
+    table = FilledTable.model_validate_json(path.read_text("utf-8"))
+    found: dict[tuple[float, str], dict[str, Cell]] = {}
+    for part in table.parts:
+        for filled in part.rows:
+            row = found.setdefault((filled.row.temperature, filled.row.arm), {})
+            row |= {f"{filled.row.task} {metric}": cell for metric, cell in filled.ours.items()}
+    lines = ["| T | method | " + " | ".join([*_SCORES.values(), *_MEANS.values()]) + " |"]
+    lines.append("|---|---|" + "---:|" * (len(_SCORES) + len(_MEANS)))
+    for (temperature, arm), row in found.items():
+        tasks = [part.rows[0].row.task for part in table.parts]
+        cells = [row[name] for name in _SCORES] + [mean_cell([row[f"{t} {name}"] for t in tasks]) for name in _MEANS]
+        shown = ["" if cell.value is None else f"{cell.value:.3g}" for cell in cells]
+        lines.append(f"| {temperature:g} | {arm} | " + " | ".join(shown) + " |")
+    return "\n".join(lines)
+
+
 def reproduced(results: Path) -> str:
     """Our rows of every reproduced table, means over tasks where a table has them; long parts only by their link."""
     blocks = []
     for path in sorted(results.glob("tables/*/table.json")):
         table = FilledTable.model_validate_json(path.read_text("utf-8"))
+        if table.name == "relaxation":  # has a block of its own
+            continue
         lines = [f"**[{table.title}](docs/results/tables/{table.name}/table.md)**", ""]
         reasons: dict[str, int] = {}
         for part in map(_ours, table.parts):
@@ -86,7 +116,11 @@ def _ours(part: FilledPart) -> FilledPart:
     return part.model_copy(update={"rows": tuple(means or rows)})
 
 
-BLOCKS: dict[str, Callable[[Path], str]] = {"heldout": heldout, "reproduced": reproduced}
+BLOCKS: dict[str, Callable[[Path], str]] = {
+    "heldout": heldout,
+    "relaxation": relaxation,
+    "reproduced": reproduced,
+}
 
 
 def main(check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 when stale.")] = False) -> None:

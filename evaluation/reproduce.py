@@ -100,12 +100,12 @@ def _require_known(tables: Sequence[Table], models: tuple[str, ...] | None) -> N
 class Decoder:
     """Runs jobs and keeps the last pair in memory: the arms of a model share it, whatever their trees.
 
-    failures: model → why nothing more is tried with it. done: answer files that are complete.
+    failures: model → why nothing more is tried with it. done: answer files, and to which question they are complete.
     """
 
     workers: Workers
     failures: dict[str, str] = field(default_factory=dict)
-    done: set[Path] = field(default_factory=set)
+    done: set[tuple[Path, int | None]] = field(default_factory=set)
     _key: tuple[str, str | None] | None = None
     _pair: EaModel | None = None
 
@@ -120,10 +120,10 @@ class Decoder:
 
     def decode(self, run: Run) -> str | None:
         """Answer what isn't answered yet; None, or the reason why the run has no answers."""
-        if run.model not in self.failures and run.answer_file not in self.done:
+        if run.model not in self.failures and (run.answer_file, run.end) not in self.done:
             try:
                 self._decode(run)
-                self.done.add(run.answer_file)
+                self.done.add((run.answer_file, run.end))
             except EagleMarsError as error:
                 self.failures[run.model] = f"not run: {error}".rstrip(".")
                 err.print(f"{run.model}: {self.failures[run.model]}", highlight=False, soft_wrap=True)
@@ -155,8 +155,8 @@ class Filler:
     decoded: dict[Row, arms.Arm] = field(default_factory=dict)
     graded: dict[Row, Graded] = field(default_factory=dict)
     logged: dict[Row, list[LoggedNode]] = field(default_factory=dict)
-    _grades: dict[Path, Graded] = field(default_factory=dict)
-    _scored: dict[Path, dict[str, Cell]] = field(default_factory=dict)
+    _grades: dict[tuple[Path, int | None], Graded] = field(default_factory=dict)
+    _scored: dict[tuple[Path, int | None], dict[str, Cell]] = field(default_factory=dict)
 
     def fill(self, table: Table) -> FilledTable:
         """Run, score, and put our cells beside the published ones."""
@@ -221,16 +221,18 @@ class Filler:
         base_row = row.model_copy(update={"arm": BASELINE.method})
         self.decoded[row], self.decoded[base_row] = arm, base
         self.graded[row], self.graded[base_row] = self._graded(run, arm), self._graded(base_run, base)
-        if run.answer_file not in self._scored:
-            self._scored[run.answer_file] = cells(arm, self.graded[row], base, seed=0)
-        found = self._scored[run.answer_file]
+        asked = run.answer_file, run.end
+        if asked not in self._scored:
+            self._scored[asked] = cells(arm, self.graded[row], base, seed=0)
+        found = self._scored[asked]
         missing = Cell.empty(f"not a metric of {row.task}")
         return {metric: found.get(metric, missing) for metric in part.metrics}, len(run.asked)
 
     def _graded(self, run: Run, arm: arms.Arm) -> Graded:
-        if arm.path not in self._grades:
-            self._grades[arm.path] = self._grade(run, arm)
-        return self._grades[arm.path]
+        asked = run.answer_file, run.end
+        if asked not in self._grades:
+            self._grades[asked] = self._grade(run, arm)
+        return self._grades[asked]
 
     def _grade(self, run: Run, arm: arms.Arm) -> Graded:
         task = find_task(run.settings.bench_name)

@@ -16,8 +16,8 @@ def paired_reports(table: Table, decoded: Mapping[Row, Arm], graded: Mapping[Row
     sections = []
     for part in table.parts:
         base_arm = next((name for name, arm in part.arms.items() if arm.method == "exact"), None)
-        for base in decoded:
-            if part.margin and base.arm == base_arm and base.task in part.tasks:
+        for base in part.rows() if part.margin else ():
+            if base.arm == base_arm and base in decoded:
                 rivals = [row for row in decoded if row.arm in part.arms and row != base and _beside(row, base)]
                 sections += [f"## {_title(base)}\n", _section(part, base, rivals, decoded, graded)]
     return "\n".join([f"# {table.title}: paired with exact\n", *sections]) if sections else ""

@@ -78,11 +78,10 @@ def _walk(tree: DraftTree, text: list[int]) -> list[int]:
     child: dict[tuple[int, int], int] = {}
     for node, edge in enumerate(zip(parents, tokens, strict=True)):
         child.setdefault(edge, node)
-    path: list[int] = []
-    node: int | None = 0
+    path = [0]
     for token in text:
-        node = child.get((node, token)) if node is not None else None
-        if node is None:
+        found = child.get((path[-1], token))
+        if found is None:
             break
-        path.append(node)
-    return path
+        path.append(found)
+    return path[1:]

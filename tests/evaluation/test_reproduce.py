@@ -63,7 +63,7 @@ PAIRS = {
                 "θ = 0.7": {"method": "mars", "options": {"theta": 0.7}},
             },
             "temperatures": [0.0],
-            "metrics": ["strict", "tau"],
+            "metrics": ["strict", "tau", "regret per 1000"],
             "unpublished": "nobody says",
         }
     ],
@@ -72,12 +72,13 @@ PAIRS = {
 
 @pytest.fixture
 def configs(tmp_path: Path, tiny_pair, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """`configs` with two tables, the tiny pair, and two models that can't be run."""
+    """`configs` with three tables, the tiny pair, and two models that can't be run."""
     target, head = tiny_pair
     tree = {"total_token": 8, "depth": 2, "top_k": 3}
     for folder, name, value in (
         ("tables", "tiny", TABLE),
         ("tables", "pairs", PAIRS),
+        ("tables", "more", {**PAIRS, "parts": [{**PAIRS["parts"][0], "questions": {"gsm8k": 5}}]}),
         ("models", "tiny", {"target": target, "head": head, "tree": tree}),
         ("models", "absent", {"target": str(tmp_path / "nowhere"), "head": head}),
         ("models", "headless", {"target": target, "head": None}),
@@ -143,7 +144,7 @@ def test_a_table_is_filled_rendered_and_resumed(configs: Path, monkeypatch: pyte
 
 
 def test_a_part_with_a_margin_pairs_its_arms_with_the_strict_one(configs: Path) -> None:
-    invoke(configs, "--batch-size", "2", table="pairs", limit=9)
+    invoke(configs, "--batch-size", "2", "--table", "more", table="pairs", limit=9)
     folder = configs / "out" / "pairs"
     table = FilledTable.model_validate_json((folder / "table.json").read_text())
     assert {filled.questions for filled in table.parts[0].rows} == {3}  # the part's own limit is the lower one
@@ -154,6 +155,12 @@ def test_a_part_with_a_margin_pairs_its_arms_with_the_strict_one(configs: Path) 
     texts = [line.split(" | ") for line in paired.splitlines() if line.startswith(("| alone |", "| θ = 0.7 |"))]
     assert [line[columns.index("identical")] for line in texts[:2]] == ["3", "0"]
     assert "(paired.md)" in (folder / "table.md").read_text()
+    more = FilledTable.model_validate_json((configs / "out" / "more" / "table.json").read_text())
+    assert [filled.questions for filled in more.parts[0].rows] == [5, 5, 5]
+    three, five = (filled.parts[0].rows[2].ours["regret per 1000"] for filled in (table, more))
+    assert three != five  # each table has the cells of its own questions
+    answers = next((configs / "work").glob("answers/gsm8k/*exact*.jsonl")).read_text().splitlines()
+    assert len(answers) == 5
     record = json.loads(next((configs / "work").glob("answers/gsm8k/*exact*.run.json")).read_text())
     assert (record["settings"]["batch_size"], record["settings"]["model"]["cpu_pack"]) == (2, False)
 
