@@ -74,7 +74,10 @@ def values(part: FilledPart) -> Figure | None:
         axes.set_ylabel(metric)
     figure.axes[0].set_title(part.title, fontsize=10)
     handles, names = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=min(len(names), 4), fontsize=8, frameon=False)
+    fit = int(12 * figure.get_figwidth() / (max(map(len, names)) + 6))  # some 12 letters an inch, 6 for the handle
+    figure.legend(
+        handles, names, loc="outside lower center", ncols=min(len(names), max(fit, 1)), fontsize=8, frameon=False
+    )
     return figure
 
 

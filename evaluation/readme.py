@@ -25,6 +25,7 @@ RESULTS = Path("docs") / "results"
 _BLOCK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 _HELDOUT_PROMPTS = 40
 _MOST_ROWS = 6
+_FEWEST_QUESTIONS = 10
 _SCORES = {"gsm8k flexible": "GSM8K", "sum ROUGE-L": "CNN/DM ROUGE-L", "wmt19 BLEU": "WMT19 BLEU", "wmt19 chrF": "chrF"}
 _MEANS = {
     "tau": "tau",
@@ -93,7 +94,8 @@ def relaxation(results: Path) -> str:
 
 
 def reproduced(results: Path) -> str:
-    """Our rows of every reproduced table, means over tasks where a table has them; long parts only by their link."""
+    """Our rows of every reproduced table, means over tasks where a table has them; a link alone where a part is long,
+    or so small that its numbers say nothing."""
     blocks = []
     for path in sorted(results.glob("tables/*/table.json")):
         table = FilledTable.model_validate_json(path.read_text("utf-8"))
@@ -102,7 +104,7 @@ def reproduced(results: Path) -> str:
         lines = [f"**[{table.title}](docs/results/tables/{table.name}/table.md)**", ""]
         reasons: dict[str, int] = {}
         for part in map(_ours, table.parts):
-            if part.rows and len(part.rows) <= _MOST_ROWS:
+            if 0 < len(part.rows) <= _MOST_ROWS and part.rows[0].questions >= _FEWEST_QUESTIONS:
                 lines += [*markdown_rows(part, reasons), ""]
         lines += [f"({number}) {reason}.  " for reason, number in reasons.items()]
         blocks.append("\n".join(lines).strip())

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from eagle_mars.errors import ConfigError
+from evaluation import readme
 from evaluation.metrics import Cell
 from evaluation.readme import ROOT, rendered
 from evaluation.table_result import FilledPart, FilledRow, FilledTable, difference, latex, markdown, mean_cell, to_csv
@@ -171,10 +172,14 @@ def test_readme_says_what_the_results_say() -> None:
     assert rendered(text) == text, "run python -m evaluation.readme"
 
 
-def test_readme_shows_our_rows_of_a_table(tmp_path: Path) -> None:
+def test_readme_shows_our_rows_of_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = tmp_path / "docs" / "results" / "tables" / "t"
     directory.mkdir(parents=True)
     (directory / "table.json").write_text(filled_table().model_dump_json())
+    few = rendered("<!-- results: reproduced -->\n<!-- end of results -->", tmp_path)
+    assert "tables/t/table.md" in few
+    assert "1.25" not in few
+    monkeypatch.setattr(readme, "_FEWEST_QUESTIONS", 1)
     text = rendered("before\n<!-- results: reproduced -->\nold\n<!-- end of results -->\nafter\n", tmp_path)
     assert "1.25 [1, 1.5]" in text
     assert "big_model" not in text
