@@ -247,7 +247,7 @@ class Speculation(Response):
             check=False,
         )
         host = unpack(verdict.pack(tree).cpu(), tree.max_depth)[0]  # the cycle's only device→host read
-        self.target.require_same("what they decided", host.path, host.tokens, host.next_token, host.invalid)
+        self.target.require_same("what they decided", host.decision)
         host.raise_if_invalid()
         self.cache.commit([host.path])
         return self.absorb(host, verdict, out, drafted=tree.nodes > 1)

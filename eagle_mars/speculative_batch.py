@@ -51,8 +51,7 @@ class SpeculativeBatch(Batch[Speculation]):
         out = self.engine.target.forward_tree(tree, self._cache)
         verdict = self._verify(tree, out)
         hosts = unpack(verdict.pack(tree).cpu(), tree.max_depth)  # the cycle's only device→host read
-        decided = [(host.path, host.tokens, host.next_token, host.invalid) for host in hosts]
-        self.engine.target.require_same("what they decided", decided)
+        self.engine.target.require_same("what they decided", *(host.decision for host in hosts))
         faults = [_fault(host) for host in hosts]
         self._cache.commit([[0] if fault else host.path for host, fault in zip(hosts, faults, strict=True)])
         outcomes: list[Outcome] = []

@@ -13,14 +13,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from time import perf_counter, thread_time
+from time import thread_time
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from transformers import PreTrainedModel
-from transformers.utils import logging as hf_logging
 
 from eagle_mars import EaModel, GenerationResult, VerifyConfig
 from eagle_mars.cli_options import one_sentence_errors
@@ -40,6 +38,7 @@ from evaluation.peers import hf_generate, shallow
 from evaluation.provenance import append_row, provenance, write_atomically
 from evaluation.sweep import HELDOUT, parse_tree
 from evaluation.table import markdown_table, plain
+from evaluation.timing import begin
 
 STOCK = "generate float32"
 LOOP = "eagle loop"
@@ -79,11 +78,7 @@ def main(
     out: Annotated[Path | None, typer.Option(help="Directory for e2e.jsonl and e2e.md.")] = None,
 ) -> None:
     """Time every way of decoding the same prompts."""
-    if cpu_time and threads != 1:
-        raise typer.BadParameter("only one thread's CPU seconds can be counted", param_hint="--cpu-time")
-    hf_logging.set_verbosity_error()
-    hf_logging.disable_progress_bar()
-    torch.set_num_threads(threads)
+    read = begin(threads, cpu_time)
     with one_sentence_errors():
         target = model or str(embedded_target_path())
         packing = _packing(pack)
@@ -91,7 +86,7 @@ def main(
             target, head or str(embedded_head_path()), dtype="float32", device_map="cpu", cpu_pack=packing
         )
         ids = [ea.chat_ids(text) for text in read_prompts(prompts)[::every][:limit]]
-        clock = ForwardClock(thread_time if cpu_time else perf_counter)
+        clock = ForwardClock(read)
         shares: dict[str, Shares] = {}
         arms = _ours(ea, clock, shares, parse_tree(exact_tree), parse_tree(mars_tree), theta, loop)
         arms |= _peers("packed", ea.base_model, ea.tokenizer, lookup, assistant_layers, packing)

@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from time import perf_counter, thread_time
 from typing import Annotated, Any
 
 import torch
 import typer
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers.utils import logging as hf_logging
 
 from eagle_mars import EaModel
 from eagle_mars.embedded import embedded_head_path, embedded_target_path
@@ -29,6 +27,7 @@ from evaluation.plots import COLOURS
 from evaluation.provenance import append_row, provenance, write_atomically
 from evaluation.sweep import HELDOUT
 from evaluation.table import markdown_table
+from evaluation.timing import begin
 
 Product = Callable[[Tensor], Tensor]
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -51,12 +50,7 @@ def main(
     out: Annotated[Path | None, typer.Option(help="Directory for forward-cost.jsonl, .md and .png.")] = None,
 ) -> None:
     """Time products and forwards over a few rows."""
-    if cpu_time and threads != 1:
-        raise typer.BadParameter("only one thread's CPU seconds can be counted", param_hint="--cpu-time")
-    hf_logging.set_verbosity_error()
-    hf_logging.disable_progress_bar()
-    torch.set_num_threads(threads)
-    clock = thread_time if cpu_time else perf_counter
+    clock = begin(threads, cpu_time)
     target, drafter = model or str(embedded_target_path()), head or str(embedded_head_path())
     pairs = {name: EaModel.from_pretrained(target, drafter, **options) for name, options in LAYOUTS.items()}
     prompt = torch.tensor([pairs["float32"].chat_ids(read_prompts(HELDOUT)[0])])

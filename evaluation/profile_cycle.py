@@ -10,12 +10,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from time import perf_counter, thread_time
 from typing import Annotated, Any
 
-import torch
 import typer
-from transformers.utils import logging as hf_logging
 
 from eagle_mars import DraftConfig, EaModel, VerifyConfig
 from eagle_mars import engine as engine_module
@@ -26,13 +23,14 @@ from eagle_mars.embedded import embedded_head_path, embedded_target_path
 from eagle_mars.engine import Speculation
 from eagle_mars.prompts import read_prompts
 from eagle_mars.target import TargetModel
+from eagle_mars.tuning.costs import Clock
 from evaluation.forward_cost import LAYOUTS
 from evaluation.metrics import Cell
 from evaluation.provenance import append_row, provenance
 from evaluation.sweep import HELDOUT, parse_tree
 from evaluation.table import markdown_table
+from evaluation.timing import begin
 
-Clock = Callable[[], float]
 CYCLE, PLAIN = "whole cycle", "plain decoding, per token"
 PARTS: dict[str, tuple[Any, str]] = {
     CYCLE: (Speculation, "cycle"),
@@ -58,12 +56,7 @@ def main(
     out: Annotated[Path | None, typer.Option(help="Directory for profile.jsonl.")] = None,
 ) -> None:
     """Time the parts of a cycle."""
-    if cpu_time and threads != 1:
-        raise typer.BadParameter("only one thread's CPU seconds can be counted", param_hint="--cpu-time")
-    hf_logging.set_verbosity_error()
-    hf_logging.disable_progress_bar()
-    torch.set_num_threads(threads)
-    clock = thread_time if cpu_time else perf_counter
+    clock = begin(threads, cpu_time)
     columns: dict[str, dict[str, float]] = {}
     for name in layouts:
         ea = EaModel.from_pretrained(

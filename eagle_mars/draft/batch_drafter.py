@@ -9,12 +9,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from eagle_mars.config import DraftConfig
-from eagle_mars.draft.drafter import Drafter
+from eagle_mars.draft.drafter import HEADROOM, Drafter
 from eagle_mars.draft.grow import grow
 from eagle_mars.draft.proposer import KeyValue, Proposer
 from eagle_mars.tree import DraftTree
-
-_HEADROOM = 256  # rows to spare in the first buffer, as in `Drafter`
 
 
 class BatchDrafter:
@@ -102,7 +100,7 @@ class BatchDrafter:
         needed = max(lengths) + more + self.config.depth * self.config.top_k
         if needed <= self._capacity:
             return
-        self._capacity = max(2 * self._capacity, needed + _HEADROOM)
+        self._capacity = max(2 * self._capacity, needed + HEADROOM)
         grown = self.head.allocate(self.places, self._capacity)
         for pair in grown:
             for buffer in pair:

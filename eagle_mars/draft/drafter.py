@@ -12,7 +12,7 @@ from eagle_mars.errors import ConfigError
 from eagle_mars.tree import DraftTree
 
 _CHUNK = 512  # prompt rows per head pass: bounds the mask and the activations of long prompts
-_HEADROOM = 256  # rows to spare in the first buffer, so that short answers never reallocate
+HEADROOM = 256  # rows to spare in the first buffer, so that short answers never reallocate
 
 
 class Drafter:
@@ -74,7 +74,7 @@ class Drafter:
         needed = rows + self.config.depth * self.config.top_k
         if needed <= self._capacity:
             return
-        self._capacity = max(2 * self._capacity, needed + _HEADROOM)
+        self._capacity = max(2 * self._capacity, needed + HEADROOM)
         grown = self.head.allocate(self.batch, self._capacity)
         for new, old in zip(grown, self.cache, strict=False):  # the first time there is nothing to move
             for target, source in zip(new, old, strict=True):

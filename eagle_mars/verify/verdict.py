@@ -83,6 +83,11 @@ class HostVerdict:
     rescued: int
     nonpositive_top: int
 
+    @property
+    def decision(self) -> tuple[list[int], list[int], int, Fault]:
+        """What processes that verify the same tree have to agree on."""
+        return self.path, self.tokens, self.next_token, self.invalid
+
     def raise_if_invalid(self, row: int = 0) -> None:
         """Raise `LogitsError` if the logits of this row couldn't be verified."""
         _refuse(row, self.invalid)
