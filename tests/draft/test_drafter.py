@@ -62,7 +62,7 @@ def test_long_prompts_are_fed_in_chunks(head: Head, monkeypatch: pytest.MonkeyPa
 def test_a_growing_buffer_keeps_its_rows(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
     features, tokens = random_rows(head, 40)
     whole = tree_after(head, features, tokens, [40])
-    monkeypatch.setattr(drafter_module, "_HEADROOM", 0)
+    monkeypatch.setattr(drafter_module, "HEADROOM", 0)
     assert_same(tree_after(head, features, tokens, [2] * 20), whole)
 
 
