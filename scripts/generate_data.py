@@ -29,13 +29,14 @@ def main() -> None:
     parser.add_argument("--max-length", type=int, default=512, help="tokens of a sequence with its prompt")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of this process")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="auto", help="of the target; bfloat16 pays on CPUs with AMX and on GPUs")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--questions", type=Path, help="question.jsonl to answer greedily instead, in one shard")
     parser.add_argument("--answer-tokens", type=int, default=256, help="longest answer to a question of that file")
     args = parser.parse_args()
 
     torch.set_num_threads(args.threads)
-    model = AutoModelForCausalLM.from_pretrained(args.target, dtype="auto").to(args.device).eval()
+    model = AutoModelForCausalLM.from_pretrained(args.target, dtype=args.dtype).to(args.device).eval()
     tokenizer = AutoTokenizer.from_pretrained(args.target)
     requests: Requests = TrainingRequests(args.seed)
     n_shards, per_shard = args.shards, args.per_shard

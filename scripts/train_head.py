@@ -21,6 +21,9 @@ import torch
 from accelerate import Accelerator
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from eagle_mars.draft.checkpoint import load_head
+from eagle_mars.draft.eagle3 import Eagle3Head
+from eagle_mars.errors import ConfigError
 from eagle_mars.training.curves import draw_curves
 from eagle_mars.training.dataset import ShardDataset
 from eagle_mars.training.export import export_head
@@ -35,7 +38,9 @@ def parse(arguments: list[str] | None = None) -> tuple[argparse.Namespace, Train
     parser.add_argument("--held-out", type=Path, help="directory of shards for evaluation")
     parser.add_argument("--work-dir", type=Path, required=True, help="directory of checkpoint, metrics and curves")
     parser.add_argument("--out", type=Path, required=True, help="directory of the exported head")
-    parser.add_argument("--start-from", type=Path, help="checkpoint.pt of another run whose weights to start from")
+    parser.add_argument(
+        "--start-from", type=Path, help="checkpoint.pt of another run, or directory of an EAGLE-3 head, to start from"
+    )
     parser.add_argument("--random", action="store_true", help="start from random weights, not the target's last layer")
     parser.add_argument("--draft-vocab", type=int, default=8192)
     parser.add_argument("--kv-heads", type=int, help="key/value heads; as many as the target's if not given")
@@ -56,10 +61,19 @@ def load(checkpoint: Path) -> dict[str, Any]:
 def start_of(args: argparse.Namespace, model: PreTrainedModel, dataset: ShardDataset) -> StartingPoint:
     if (args.work_dir / "checkpoint.pt").exists():
         return resumed_point(model, load(args.work_dir / "checkpoint.pt"))
-    earlier = load(args.start_from) if args.start_from else None
-    return starting_point(
-        model, dataset, args.draft_vocab, earlier, from_target=not args.random, num_kv_heads=args.kv_heads
-    )
+    earlier: dict[str, Any] | Eagle3Head | None = None
+    if args.start_from:
+        earlier = exported(args.start_from, model) if args.start_from.is_dir() else load(args.start_from)
+    kv_heads = earlier.config.num_kv_heads if isinstance(earlier, Eagle3Head) else args.kv_heads
+    return starting_point(model, dataset, args.draft_vocab, earlier, from_target=not args.random, num_kv_heads=kv_heads)
+
+
+def exported(directory: Path, model: PreTrainedModel) -> Eagle3Head:
+    modules = {"embed_tokens": model.get_input_embeddings(), "lm_head": model.get_output_embeddings()}
+    head = load_head(directory, model.config.get_text_config(), **modules, dtype=torch.float32)
+    if not isinstance(head, Eagle3Head):
+        raise ConfigError(f"{directory} holds no EAGLE-3 head; start from one, or without --start-from.")
+    return head
 
 
 def main(arguments: list[str] | None = None) -> None:

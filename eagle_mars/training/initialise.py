@@ -131,19 +131,22 @@ def starting_point(
     model: PreTrainedModel,
     dataset: ShardDataset,
     draft_vocab_size: int,
-    earlier: dict[str, Any] | None = None,
+    earlier: dict[str, Any] | Eagle3Head | None = None,
     *,
     from_target: bool = True,
     num_kv_heads: int | None = None,
 ) -> StartingPoint:
     """A head over the vocabulary of ``dataset``, bound to the embedding of ``model``.
 
-    Its weights come from an ``earlier`` checkpoint, else from the target's last layer, else they are random.
+    Its weights come from an ``earlier`` checkpoint or exported head, else from the target's last layer, else they are
+    random.
     """
     features, hidden = sample_states(dataset)
     vocab_size = model.config.get_text_config().vocab_size
     lm_head = model.get_output_embeddings()
     vocabulary = draft_vocabulary(dataset.drawn_tokens(), hidden, lm_head, vocab_size, draft_vocab_size)
+    if isinstance(earlier, Eagle3Head):
+        earlier = as_checkpoint(earlier, feature_scales(features))
     scales = feature_scales(features) if earlier is None else earlier["scales"]
     if from_target:
         head = new_head(model, vocabulary, scales, num_kv_heads=num_kv_heads)
@@ -152,6 +155,14 @@ def starting_point(
     if earlier is not None:
         adopt(head, earlier["head"], vocabulary, earlier["vocabulary"])
     return _bound(StartingPoint(head, scales, vocabulary), model)
+
+
+def as_checkpoint(head: Eagle3Head, scales: Tensor) -> dict[str, Any]:
+    """What `starting_point` reads of a checkpoint, from a head that takes features as they are (`export_head`)."""
+    state = {name: tensor.float() for name, tensor in head.state_dict().items() if tensor.is_floating_point()}
+    state["fc.weight"] = state["fc.weight"] * scales.repeat_interleave(head.config.hidden_size)
+    vocabulary = head.to_target(torch.arange(head.config.draft_vocab_size))
+    return {"head": state, "scales": scales, "vocabulary": vocabulary}
 
 
 def resumed_point(model: PreTrainedModel, checkpoint: dict[str, Any]) -> StartingPoint:
