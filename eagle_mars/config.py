@@ -42,11 +42,15 @@ class DraftConfig(_Options):
     total_token: nodes of the tree *including* the root, so `total_token - 1` tokens are drafted per cycle.
     depth: expansions after the first level; a path holds at most `depth + 1` drafts.
     top_k: beam width and fan-out; 1 gives a chain.
+    entropy_stop: a level is not expanded where the draft is undecided: where the square root of the mean entropy, in
+        nats, of the distributions that its children were taken from is above this (SVIP, arXiv 2411.18462; EAGLE_SPEC
+        6). Trees are then smaller than `total_token` now and then, and on a GPU each level costs a read of the host.
     """
 
     total_token: int = Field(60, ge=2)
     depth: int = Field(7, ge=0)
     top_k: int = Field(10, ge=1)
+    entropy_stop: float | None = Field(None, gt=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _reachable(self) -> Self:

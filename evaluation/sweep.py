@@ -37,8 +37,14 @@ err = Console(stderr=True)
 
 
 def parse_tree(text: str) -> DraftConfig:
-    """`chain-3` or `total_token,depth,top_k`. Raises ConfigError for anything else."""
+    """`chain-3` or `total_token,depth,top_k`, with `@` and an entropy stop or without.
+
+    Raises ConfigError for anything else.
+    """
+    text, _, stop = text.partition("@")
     try:
+        if stop:
+            return parse_tree(text).replace(entropy_stop=float(stop))
         if text.startswith("chain-"):
             return DraftConfig.chain(int(text.removeprefix("chain-")))
         total_token, depth, top_k = (int(part) for part in text.split(","))

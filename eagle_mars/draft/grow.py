@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.distributions import Categorical
 
 from eagle_mars.config import DraftConfig
 from eagle_mars.draft.layers import Start
@@ -33,23 +34,30 @@ class Pool:
 
 
 def grow(
-    head: Proposer, cache: list[KeyValue], rows: int | Sequence[int], root: Tensor, output: Tensor, config: DraftConfig
+    head: Proposer,
+    cache: list[KeyValue],
+    rows: int | Sequence[int] | Tensor,
+    root: Tensor,
+    output: Tensor,
+    config: DraftConfig,
+    read: int | None = None,
 ) -> DraftTree:
     """Draft a tree of `config.total_token` nodes under `root`.
 
     cache: the head's key/value buffers, `rows` real rows followed by scratch space for depth * top_k draft rows.
-    rows: of every sequence, or of each of them.
+    rows: of every sequence, or of each of them; a tensor [B] keeps them on the device, and then `read` says how many
+        rows of the buffers are read: at least the longest sequence's and its draft rows.
     root: [B] int64, the newest token. output: [B, 1, H], the head's output at its newest real row.
     """
-    pool = _expand(head, cache, rows, root, output, config)
-    return _select(pool, config)
+    scratch = _Scratch(rows, root.shape[0], config.top_k, config.depth, root.device, read)
+    return _select(_expand(head, cache, scratch, root, output, config), config)
 
 
 def _expand(
-    head: Proposer, cache: list[KeyValue], rows: int | Sequence[int], root: Tensor, output: Tensor, config: DraftConfig
+    head: Proposer, cache: list[KeyValue], scratch: _Scratch, root: Tensor, output: Tensor, config: DraftConfig
 ) -> Pool:
     batch, k, device = root.shape[0], config.top_k, root.device
-    logprob, tokens = _best_children(head, output, k)
+    logprob, tokens, entropy = _best_children(head, output, k, config.entropy_stop is not None)
     # Beam: the k candidates that the next step expands, best first.
     beam_tokens, beam_scores = tokens[:, 0], logprob[:, 0]
     beam_flat = torch.arange(1, k + 1, device=device).expand(batch, k)
@@ -61,12 +69,13 @@ def _expand(
 
     own = torch.eye(k, dtype=torch.bool, device=device).expand(batch, k, k)
     lineage = own  # which draft rows each beam member may see: its ancestors and itself
-    scratch = _Scratch(rows, batch, k, config.depth, device)
     first_flat = k + 1
     for step in range(config.depth):
+        if entropy is not None and config.entropy_stop is not None and bool((entropy > config.entropy_stop**2).all()):
+            break
         start, mask = scratch.step(step, lineage)
         output = head(x, beam_tokens, scratch.positions + step, mask, cache, start)
-        logprob, tokens = _best_children(head, output, k)
+        logprob, tokens, entropy = _best_children(head, output, k, entropy is not None)
         tokens, logprob = tokens.flatten(1), logprob.flatten(1)
         scores = beam_scores.repeat_interleave(k, dim=1) + logprob
         parents.append(beam_flat.repeat_interleave(k, dim=1))
@@ -86,8 +95,16 @@ def _expand(
 class _Scratch:
     """Where draft rows go and what they see: the real rows of their sequence and their own lineage."""
 
-    def __init__(self, rows: int | Sequence[int], batch: int, k: int, depth: int, device: torch.device) -> None:
-        if not isinstance(rows, int) and len(set(rows)) == 1:
+    def __init__(
+        self,
+        rows: int | Sequence[int] | Tensor,
+        batch: int,
+        k: int,
+        depth: int,
+        device: torch.device,
+        read: int | None,
+    ) -> None:
+        if not isinstance(rows, (int, Tensor)) and len(set(rows)) == 1:
             rows = rows[0]
         self._k = k
         self._rows: Start
@@ -96,7 +113,11 @@ class _Scratch:
             self._mask = torch.ones(batch, 1, k, rows + depth * k, dtype=torch.bool, device=device)
             self.positions = torch.full((batch, k), rows, device=device)
         else:
-            self._longest, self._rows = max(rows), torch.tensor(rows, device=device)
+            if isinstance(rows, Tensor):
+                assert read is not None
+                self._longest, self._rows = read - depth * k, rows
+            else:
+                self._longest, self._rows = max(rows), torch.tensor(rows, device=device)
             real = torch.arange(self._longest + depth * k, device=device) < self._rows.unsqueeze(1)
             self._mask = real.view(batch, 1, 1, -1).repeat(1, 1, k, 1)
             self.positions = self._rows.unsqueeze(1).expand(batch, k)
@@ -112,8 +133,10 @@ class _Scratch:
         return self._rows + step * self._k, self._mask[..., :end]
 
 
-def _best_children(head: Proposer, output: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def _best_children(head: Proposer, output: Tensor, k: int, with_entropy: bool) -> tuple[Tensor, Tensor, Tensor | None]:
     """The k likeliest next tokens of each row, best first: log-probabilities in fp32 and target ids, both [B, T, k].
+
+    Also the mean entropy of the T distributions, in nats: [B].
 
     Top-k on the logits and one normaliser give the same as a log-softmax over the vocabulary, for less, and never more
     than 0. Logits that are exactly equal (common in half precision) come in an order that torch leaves open: either is
@@ -123,9 +146,11 @@ def _best_children(head: Proposer, output: Tensor, k: int) -> tuple[Tensor, Tens
     best, ids = logits.topk(k, dim=-1)
     best = best.float()
     top = best[..., :1]
-    logprob = (best - top) - (logits.float() - top).exp().sum(-1, keepdim=True).log()
+    below = logits.float() - top
+    logprob = (best - top) - below.exp().sum(-1, keepdim=True).log()
+    entropy = Categorical(logits=below, validate_args=False).entropy().mean(-1) if with_entropy else None
     # A NaN would rank above its own parent; as -inf the tree stays well-formed and the node is the last to be chosen.
-    return logprob.nan_to_num(nan=-torch.inf, neginf=-torch.inf), head.to_target(ids)
+    return logprob.nan_to_num(nan=-torch.inf, neginf=-torch.inf), head.to_target(ids), entropy
 
 
 def _best_first(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -136,7 +161,8 @@ def _best_first(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 def _select(pool: Pool, config: DraftConfig) -> DraftTree:
     """Keep the best `total_token` candidates (the root scores 0 and comes first) and renumber them in flat order."""
-    chosen = _best_first(pool.scores, config.total_token)[1].sort(dim=1).values
+    count = min(config.total_token, pool.scores.shape[1])  # entropy_stop may have left fewer candidates
+    chosen = _best_first(pool.scores, count)[1].sort(dim=1).values
     batch, nodes = chosen.shape
     numbers = torch.arange(nodes, device=chosen.device).expand(batch, nodes)
     renumbered = torch.zeros_like(pool.parents).scatter_(1, chosen, numbers)

@@ -169,6 +169,17 @@ def test_depth_of_zero_is_one_level() -> None:
     assert tree.max_depth == 1
 
 
+@pytest.mark.parametrize(("stop", "nodes"), [(0.9, 3), (1.03, 7), (1.2, 11)])
+def test_growth_ends_where_the_head_is_undecided(stop: float, nodes: int) -> None:
+    """Square roots of the mean entropies of the worked example: .998 at the root, 1.061 over its two children."""
+    config = DraftConfig(total_token=11, depth=2, top_k=2, entropy_stop=stop)
+    tree = grow(markov_head(), 110, config, before=(10, 80))
+    assert tree.nodes == nodes
+    assert tree.max_depth == 3
+    whole = grow(markov_head(), 110, config.replace(entropy_stop=None), before=(10, 80))
+    assert tree.tokens[0].tolist() == whole.tokens[0, :nodes].tolist()  # flat order: levels that were grown are alike
+
+
 def test_whole_pool_may_be_kept() -> None:
     config = DraftConfig(total_token=1 + 3 + 2 * 9, depth=2, top_k=3)
     assert_well_formed(grow(peaky_head(2), 7, config))
