@@ -26,13 +26,16 @@ class TreeCache(Cache):
     """A `transformers.Cache` whose rows behind the committed ones are a draft tree until `commit` keeps a path of them.
 
     All layers of a device share one buffer [layers, 2, B, kv_heads, capacity, head_dim], so that compaction is one
-    copy per device. The buffer grows geometrically up to `max_length` rows; lengths live on the host. Sequences may
+    copy per device; `separate`, keys and values of each layer have one of their own, since compilers take what shares
+    memory to overlap. The buffer grows geometrically up to `max_length` rows; lengths live on the host. Sequences may
     have different lengths: each one's rows start at 0, without gaps, and `tree_mask` hides what lies behind its own.
 
     lengths: committed rows of each sequence in use; `drop` and `join` change how many of the `batch` places are.
     """
 
-    def __init__(self, layout: CacheLayout, batch: int, max_length: int, capacity: int = 256) -> None:
+    def __init__(
+        self, layout: CacheLayout, batch: int, max_length: int, capacity: int = 256, separate: bool = False
+    ) -> None:
         super().__init__(layers=[_TreeLayer(self, index) for index in range(len(layout.devices))])
         self.layout = layout
         self.batch = batch
@@ -42,7 +45,8 @@ class TreeCache(Cache):
         self._columns: dict[tuple[int, int, torch.device], Tensor] = {}
         self._mask: Tensor | None = None
         self._masked_from = 0
-        self._buffers: dict[torch.device, Tensor] = {}
+        self._separate = separate
+        self._buffers: list[Tensor] = []
         self._views: list[tuple[Tensor, Tensor]] = []
         self._allocate(min(capacity, max_length))
 
@@ -102,6 +106,15 @@ class TreeCache(Cache):
         self._pending[layer_idx] += rows
         return keys[:, :, :end], values[:, :, :end]
 
+    @property
+    def state(self) -> list[Tensor]:
+        """Keys and values [B, kv_heads, capacity, head_dim] of each layer in turn, for who writes rows by itself."""
+        return [tensor for pair in self._views for tensor in pair]
+
+    def appended(self, rows: int) -> None:
+        """Count rows that were written into `state` behind all others, in every layer."""
+        self._pending = [pending + rows for pending in self._pending]
+
     def commit(self, paths: list[list[int]] | None = None) -> None:
         """Keep rows of what was appended since the last commit; None keeps all of it.
 
@@ -113,7 +126,7 @@ class TreeCache(Cache):
         for row, path in enumerate(paths):  # sequences, not nodes: each has its own path
             start, keep = self.lengths[row], len(path)
             if path != list(range(keep)):
-                for buffer in self._buffers.values():
+                for buffer in self._buffers:
                     source = torch.tensor(path, device=buffer.device) + start
                     rows = buffer[:, :, row]
                     rows[..., start : start + keep, :] = rows.index_select(-2, source)
@@ -143,8 +156,8 @@ class TreeCache(Cache):
 
     def _move_in(self, row: int, other: TreeCache, place: int, length: int) -> None:
         """Copy a sequence; zeros behind it, since it reads, masked, what the one before it has left: 0 * NaN is NaN."""
-        for device, buffer in self._buffers.items():
-            buffer[:, :, row, :, :length] = other._buffers[device][:, :, place, :, :length]
+        for buffer, source in zip(self._buffers, other._buffers, strict=True):
+            buffer[:, :, row, :, :length] = source[:, :, place, :, :length]
             buffer[:, :, row, :, length:] = 0
 
     def reset(self, sequences: int | None = None) -> None:
@@ -203,22 +216,26 @@ class TreeCache(Cache):
 
     def _allocate(self, capacity: int) -> None:
         layout = self.layout
-        old, self._buffers, self._views = self._buffers, {}, []
-        for device in dict.fromkeys(layout.devices):
-            layers = layout.devices.count(device)
-            shape = (layers, 2, self.batch, layout.kv_heads, capacity, layout.head_dim)
-            # Shorter sequences read, masked, what lies behind their rows: it must be finite, 0 * NaN is NaN.
-            make = torch.empty if self.batch == 1 else torch.zeros
-            buffer = make(shape, dtype=layout.dtype, device=device)
-            if device in old:
-                kept = self.committed + max(self._pending)
-                buffer[..., :kept, :] = old[device][..., :kept, :]
-            self._buffers[device] = buffer
-        taken = dict.fromkeys(self._buffers, 0)
-        for device in layout.devices:
-            pair = self._buffers[device][taken[device]]
-            self._views.append((pair[0], pair[1]))
-            taken[device] += 1
+        if self._separate:
+            parts = [(device, 1, 1) for device in layout.devices for _ in ("keys", "values")]
+        else:
+            parts = [(device, layout.devices.count(device), 2) for device in dict.fromkeys(layout.devices)]
+        buffers = []
+        for device, layers, kinds in parts:
+            shape = (layers, kinds, self.batch, layout.kv_heads, capacity, layout.head_dim)
+            # Shorter sequences and CUDA graphs read, masked, what lies behind the rows: it must be finite, since
+            # 0 * NaN is NaN.
+            buffers.append(torch.zeros(shape, dtype=layout.dtype, device=device))
+        kept = self.committed + max(self._pending)
+        for new, old in zip(buffers, self._buffers, strict=False):  # the first time there is nothing to move
+            new[..., :kept, :] = old[..., :kept, :]
+        self._buffers = buffers
+        # Layers in their order: those of a device follow one another in its buffer.
+        of_device: dict[torch.device, list[Tensor]] = {}
+        for (device, _, _), buffer in zip(parts, buffers, strict=True):
+            of_device.setdefault(device, []).extend(buffer.flatten(0, 1))
+        rows = {device: iter(tensors) for device, tensors in of_device.items()}
+        self._views = [(next(rows[device]), next(rows[device])) for device in layout.devices]
 
 
 class _TreeLayer(CacheLayerMixin):

@@ -15,6 +15,7 @@ from eagle_mars.chat.fastchat_cli import app as fastchat
 from eagle_mars.chat.web_cli import web
 from eagle_mars.cli_options import (
     BranchOption,
+    Compile,
     CpuPack,
     Depth,
     Device,
@@ -84,6 +85,7 @@ def generate(
     tensor_parallel: TensorParallel = 1,
     threads: Threads = None,
     cpu_pack: CpuPack = None,
+    compile: Compile = False,
     as_json: Json = False,
 ) -> None:
     """Answer one prompt; the text streams to stdout, a line of statistics goes to stderr."""
@@ -92,7 +94,7 @@ def generate(
         sampling = SamplingConfig(temperature=temperature, top_k=sample_top_k, top_p=top_p, seed=seed)
         text = _stdin() if prompt is None or prompt == "-" else prompt
         draft = draft_options(total_token, depth, top_k)
-        ea = load(model, head, dtype, device, threads, cpu_pack, draft, tensor_parallel)
+        ea = load(model, head, dtype, device, threads, cpu_pack, draft, tensor_parallel, compile)
         stream = ea.stream(
             _prompt_ids(ea, text, raw, system),
             max_new_tokens=max_new_tokens,
@@ -146,6 +148,7 @@ def compare(
     device: Device = "auto",
     threads: Threads = None,
     cpu_pack: CpuPack = None,
+    compile: Compile = False,
     as_json: Json = False,
 ) -> None:
     """Decode the same prompts with the target alone, exact and MARS verification, and show them side by side."""
@@ -160,7 +163,9 @@ def compare(
         texts = [*(prompt or []), *(read_prompts(prompts) if prompts else [])][:limit]
         if not texts:
             raise ConfigError("there is no prompt to compare on; give one as an argument or a file with --prompts.")
-        ea = load(model, head, dtype, device, threads, cpu_pack, draft_options(total_token, depth, top_k))
+        ea = load(
+            model, head, dtype, device, threads, cpu_pack, draft_options(total_token, depth, top_k), compile=compile
+        )
         ids = [_prompt_ids(ea, text, raw, system) for text in texts]
 
         def arm(method: Method, verify: VerifyConfig | None = None) -> Decode:

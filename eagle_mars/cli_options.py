@@ -41,6 +41,9 @@ DraftTopK = Annotated[int | None, typer.Option("--top-k", help="Beam width and f
 CpuPack = Annotated[
     bool | None, typer.Option("--cpu-pack/--no-cpu-pack", help="Second copy of the weights in oneDNN's layout.")
 ]
+Compile = Annotated[
+    bool, typer.Option("--compile", help="Compile forwards (CUDA: graphs); the first answer waits a minute or two.")
+]
 ChatTemplate = Annotated[
     str | None, typer.Option(help="vicuna, llama-2, chatml, raw, or a Jinja file. Default: the tokenizer's template.")
 ]
@@ -59,6 +62,7 @@ def load(
     cpu_pack: bool | None,
     draft: dict[str, int],
     tensor_parallel: int = 1,
+    compile: bool = False,
 ) -> EaModel:
     """The pair that the options name; the embedded one when they name none, with its weights packed if on a CPU."""
     if (model is None) != (head is None):
@@ -91,6 +95,7 @@ def load(
             dtype=dtype,
             **(tensor_parallel_options(tensor_parallel) or {"device_map": device}),
             cpu_pack=packing,
+            compile=compile,
         )
 
 

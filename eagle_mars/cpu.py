@@ -12,7 +12,9 @@ for weights from memory, so half of the bytes is nearly half of the time, and up
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Literal
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -38,12 +40,42 @@ class PackedLinear(nn.Module):
         self.weight, self.bias = linear.weight, linear.bias
         self._fewest_rows = 2 if weights == "float32" else 1
         self._multiply = (_onednn if weights == "float32" else _fbgemm)(linear)
+        # A tensor, so that all layers of a model share one compiled graph, which takes it as an input.
+        number = next(_numbers)
+        self.register_buffer("number", torch.tensor(number), persistent=False)
+        _packed[number] = self
 
     def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            product: Tensor = torch.ops.eagle_mars.packed_linear(x, self.number, self.out_features)
+            return product
+        return self.multiply(x)
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """x [..., in_features] → [..., out_features]."""
         rows = x.numel() // self.in_features
         if not self._fewest_rows <= rows <= _MAX_ROWS:
             return F.linear(x, self.weight, self.bias)
         return self._multiply(x)
+
+
+# Compilers know neither library's layout, so what they see is one operator that looks the layer up.
+_numbers = count()
+_packed: WeakValueDictionary[int, PackedLinear] = WeakValueDictionary()
+_operators = torch.library.Library("eagle_mars", "DEF")
+_operators.define("packed_linear(Tensor x, Tensor number, int out_features) -> Tensor")
+
+
+def _look_up_and_multiply(x: Tensor, number: Tensor, out_features: int) -> Tensor:
+    return _packed[int(number)].multiply(x)
+
+
+def _shape_of_product(x: Tensor, number: Tensor, out_features: int) -> Tensor:
+    return x.new_empty(*x.shape[:-1], out_features)
+
+
+_operators.impl("packed_linear", _look_up_and_multiply, "CPU")
+torch.library.register_fake("eagle_mars::packed_linear", _shape_of_product, lib=_operators)
 
 
 def _onednn(linear: nn.Linear) -> Callable[[Tensor], Tensor]:

@@ -10,10 +10,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from eagle_mars.compiled import Compiled
 from eagle_mars.config import DraftConfig, SamplingConfig, VerifyConfig
+from eagle_mars.draft.compiled_drafter import CompiledDrafter, compiled_cycle
 from eagle_mars.draft.drafter import Drafter
+from eagle_mars.draft.head import Head
 from eagle_mars.draft.proposer import Proposer
-from eagle_mars.errors import LogitsError
+from eagle_mars.errors import ConfigError, LogitsError
 from eagle_mars.result import Provenance, Step, TokenScores
 from eagle_mars.sampling import CoinStream, History, SamplingPlan, draw
 from eagle_mars.scores import score
@@ -69,6 +72,19 @@ class Engine:
         self.target = target
         self.head = head
         self.verifier = verifier
+        self._cycles: dict[DraftConfig, Compiled] = {}
+
+    def new_drafter(self, config: DraftConfig) -> Drafter:
+        """A drafter for one response; compiled when the target is and the proposer is a head."""
+        if self.head is None:
+            raise ValueError("Engine.speculate needs a draft head; pass one to Engine or call autoregress")
+        if not (self.target.compiled and isinstance(self.head, Head)):
+            return Drafter(self.head, config)
+        if config.entropy_stop is not None:
+            raise ConfigError("compiled forwards need trees of one size; leave entropy_stop or compile out.")
+        if config not in self._cycles:
+            self._cycles[config] = compiled_cycle(self.head, config)
+        return CompiledDrafter(self.head, config, self._cycles[config])
 
     def speculate(self, ids: Tensor, request: Request) -> Iterator[Step]:
         """Yield the response to ids [1, L] cycle by cycle; the first step is the token that prefill gives."""
@@ -212,10 +228,8 @@ class Speculation(Response):
     tokens: Tensor  # [1, T] and the token after each of them
 
     def __init__(self, engine: Engine, ids: Tensor, request: Request) -> None:
-        if engine.head is None:
-            raise ValueError("Engine.speculate needs a draft head; pass one to Engine or call autoregress")
         super().__init__(engine, ids, request, tree_rows=request.draft.total_token)
-        self.drafter = Drafter(engine.head, request.draft)
+        self.drafter = engine.new_drafter(request.draft)
         self.verifier = engine.verifier
         self.spent_regret = torch.zeros(1, dtype=torch.float64, device=self.target.device)
 
@@ -293,6 +307,6 @@ class Speculation(Response):
         """The tree under the newest token; the bare root when one token is left, since a draft could add nothing."""
         if self.left == 1:
             return DraftTree.bare(self.root)
-        self.feed_drafter()
-        tree = self.drafter.grow(self.root)
+        tree = self.drafter.draft(self.features, self.tokens)
+        self.fed()
         return tree.to(self.target.device)

@@ -57,8 +57,9 @@ class EaModel(EagleFunctions):
         ea_layer: Proposer,
         draft: DraftConfig,
         prefill_chunk: int = PREFILL_CHUNK,
+        compile: bool = False,
     ) -> None:
-        self.target = TargetModel(base_model, ea_layer.capture_layers, prefill_chunk)
+        self.target = TargetModel(base_model, ea_layer.capture_layers, prefill_chunk, compile)
         self.base_model = base_model
         self.tokenizer = tokenizer
         self.ea_layer = ea_layer
@@ -81,20 +82,25 @@ class EaModel(EagleFunctions):
         *,
         cpu_pack: bool | PackedWeights = False,
         prefill_chunk: int = PREFILL_CHUNK,
+        compile: bool = False,
+        entropy_stop: float | None = None,
         **kwargs: Any,
     ) -> Self:
         """Load target and head from local directories or hub ids.
 
         ea_model_path may also hold a whole causal LM with the target's tokenizer, which then drafts by itself.
-        total_token, depth, top_k: `DraftConfig`; total_token=-1 measures which tree pays (`tune`). kwargs go to the
-        Hugging Face loader; the dtype is the checkpoint's unless given. The head's family is read from its tensors;
-        `use_eagle3` is only checked against it. `threshold` is taken because EAGLE's scripts pass it; EAGLE doesn't use
-        it either. cpu_pack: see `eagle_mars.cpu`; True is "float32".
+        total_token, depth, top_k, entropy_stop: `DraftConfig`; total_token=-1 measures which tree pays (`tune`). kwargs
+        go to the Hugging Face loader; the dtype is the checkpoint's unless given. The head's family is read from its
+        tensors; `use_eagle3` is only checked against it. `threshold` is taken because EAGLE's scripts pass it; EAGLE
+        doesn't use it either. cpu_pack: see `eagle_mars.cpu`; True is "float32".
         prefill_chunk: prompt tokens per forward at most, which bounds the memory that a long prompt takes.
+        compile: see `eagle_mars.compiled`; the first answers wait for the compiler.
         Raises ConfigError, CheckpointError, UnsupportedTargetError.
         """
         automatic = total_token == -1
-        draft = DraftConfig() if automatic else DraftConfig(total_token=total_token, depth=depth, top_k=top_k)
+        draft = DraftConfig()
+        if not automatic:
+            draft = DraftConfig(total_token=total_token, depth=depth, top_k=top_k, entropy_stop=entropy_stop)
         base_model, tokenizer = load_target(base_model_path, **kwargs)
         target = TargetModel(base_model)
         head = _load_proposer(ea_model_path, target, tokenizer)
@@ -110,7 +116,7 @@ class EaModel(EagleFunctions):
             logger.warning(
                 "use_eagle3=%s, but %s holds an %s; using the latter", use_eagle3, ea_model_path, type(head).__name__
             )
-        model = cls(base_model, tokenizer, head, draft, prefill_chunk)
+        model = cls(base_model, tokenizer, head, draft, prefill_chunk, compile)
         if automatic:
             model.tune()
         return model

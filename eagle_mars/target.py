@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from eagle_mars.attention import packed_queries
 from eagle_mars.cache import CacheLayout, TreeCache
 from eagle_mars.causal_lm import CausalLM
+from eagle_mars.compiled import Compiled, CompiledLayers, FixedRows, Function, Graphs, read_rows
 from eagle_mars.errors import ConfigError, ContextLengthError
 from eagle_mars.ranks import Ranks
 from eagle_mars.tree import DraftTree
@@ -39,6 +41,7 @@ class TargetModel(CausalLM):
     capture_layers: decoder layers whose inputs are concatenated to the draft head's features, in this order
     (EAGLE_SPEC 1.4); empty: the state after the final norm (EAGLE-1/2); None: no features, a draft model reads none.
     prefill_chunk: prompt rows per forward at most.
+    compiled: whether the forwards of single sequences over trees and tokens are compiled (`eagle_mars.compiled`).
     ranks: the processes that share a tensor-parallel model; None when this one has all of it.
     Nothing stays on the model between calls: the taps are hooks that live as long as one forward.
     Raises UnsupportedTargetError, with the reason, when a tree can't be verified on this model; ConfigError.
@@ -49,6 +52,7 @@ class TargetModel(CausalLM):
         model: PreTrainedModel,
         capture_layers: tuple[int, ...] | None = (),
         prefill_chunk: int = PREFILL_CHUNK,
+        compiled: bool = False,
     ) -> None:
         if prefill_chunk < 1:
             raise ConfigError(f"prefill_chunk={prefill_chunk} feeds nothing; use 1 or more rows, {PREFILL_CHUNK} say.")
@@ -56,6 +60,14 @@ class TargetModel(CausalLM):
         self.capture_layers = capture_layers
         self.prefill_chunk = prefill_chunk
         self.ranks = Ranks(self.device, self.tensor_parallel) if self.tensor_parallel > 1 else None
+        self._taps: dict[int, Tensor] = {}
+        self._keepers = [self._keeper(index) for index in self.capture_layers or ()]
+        self.compiled = compiled
+        if compiled:
+            self._require_compilable()
+            self._compiled_layers = CompiledLayers(self.layers, self._cache_keyword)
+            self._with_features = self._fast(self._fixed_features)
+            self._without = self._fast(self._fixed_logits)
 
     def require_same(self, what: str, *facts: object) -> None:
         """Raise RanksError unless all processes of a tensor-parallel model come with the same; nothing with one."""
@@ -64,7 +76,8 @@ class TargetModel(CausalLM):
 
     def new_cache(self, batch: int, max_length: int) -> TreeCache:
         """A cache for `batch` sequences of at most `max_length` rows, draft trees included."""
-        return TreeCache(CacheLayout(self.kv_heads, self.head_dim, self.dtype, self.layer_devices), batch, max_length)
+        layout = CacheLayout(self.kv_heads, self.head_dim, self.dtype, self.layer_devices)
+        return TreeCache(layout, batch, max_length, separate=self.compiled)
 
     def prefill(self, ids: Tensor, cache: TreeCache, *, features: bool = True) -> TargetOutput:
         """Feed the prompt ids [B, L]; logits of its last position only ([B, 1, V]), features of every position."""
@@ -101,12 +114,20 @@ class TargetModel(CausalLM):
         positions = positions.clamp(max=self.max_context - 1)
         cache.reserve(tree.nodes)
         features = features and self.capture_layers is not None
-        return self._forward(tree.tokens, positions, cache.tree_mask(tree.ancestors), cache, features, logits_to_keep=0)
+        mask = cache.tree_mask(tree.ancestors)
+        if self.compiled and tree.batch == 1 and tree.nodes > 1:  # a bare root comes once per answer
+            return self._fixed_forward(tree.tokens, positions, mask, cache, features)
+        return self._forward(tree.tokens, positions, mask, cache, features, logits_to_keep=0)
 
     def step(self, ids: Tensor, cache: TreeCache) -> Tensor:
         """Plain autoregression: ids [B, 1] → logits [B, 1, V]; the row is committed. Sequences of one length only."""
         positions = cache.positions(torch.zeros_like(ids))
-        out = self._forward(ids, positions, None, cache, False, logits_to_keep=0)
+        if self.compiled and ids.shape[0] == 1:
+            cache.reserve(1)
+            mask = torch.ones(1, 1, 1, cache.committed + 1, dtype=torch.bool, device=ids.device)
+            out = self._fixed_forward(ids, positions, mask, cache, False)
+        else:
+            out = self._forward(ids, positions, None, cache, False, logits_to_keep=0)
         cache.commit()
         return out.logits
 
@@ -114,39 +135,80 @@ class TargetModel(CausalLM):
         self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: TreeCache, features: bool, logits_to_keep: int
     ) -> TargetOutput:
         cache.reserve(ids.shape[1])
-        taps: dict[int, Tensor] = {}
-        with torch.inference_mode(), self._tapped(taps if features else None):
+        with torch.inference_mode(), self._tapped(features):
             out = self.run(self.model, ids, positions, mask, cache, logits_to_keep=logits_to_keep)
-        if not features:
-            return TargetOutput(out.logits, None)
-        device = out.logits.device
-        return TargetOutput(out.logits, torch.cat([taps[key].to(device) for key in sorted(taps)], dim=-1))
+            return TargetOutput(out.logits, self._tapped_features(out.logits.device) if features else None)
+
+    def _fixed_forward(
+        self, ids: Tensor, positions: Tensor, mask: Tensor, cache: TreeCache, features: bool
+    ) -> TargetOutput:
+        """`_forward` of one sequence, compiled."""
+        rows = ids.shape[1]
+        cache.reserve(rows)
+        end = read_rows(cache.committed + rows, cache.capacity, ids.device)
+        mask = F.pad(mask, (0, end - mask.shape[-1]))  # and contiguous: its strides are part of what is compiled
+        columns = torch.arange(cache.committed, cache.committed + rows, device=ids.device)
+        run = self._with_features if features else self._without
+        with torch.inference_mode(), self._tapped(features), packed_queries(self.config):
+            logits, *rest = run((ids, positions, mask, columns), cache.state)
+        cache.appended(rows)
+        return TargetOutput(logits, rest[0] if rest else None)
+
+    def _fast(self, function: Function) -> Compiled:
+        def in_layers(inputs: Sequence[Tensor], state: Sequence[Tensor]) -> Any:
+            with self._compiled_layers.in_place(state, columns=inputs[-1]):
+                return function(*inputs, *state)
+
+        return Compiled(function, Graphs(function) if self.device.type == "cuda" else in_layers, "the target's forward")
+
+    def _fixed_features(self, ids: Tensor, positions: Tensor, mask: Tensor, columns: Tensor, *state: Tensor) -> Any:
+        """What is compiled: the tensors of `_fixed_forward` → logits and features."""
+        (logits,) = self._fixed_logits(ids, positions, mask, columns, *state)
+        return logits, self._tapped_features(logits.device)
+
+    def _fixed_logits(self, ids: Tensor, positions: Tensor, mask: Tensor, columns: Tensor, *state: Tensor) -> Any:
+        cache = FixedRows(state, columns, mask.shape[-1])
+        return (self.model(**self._arguments(ids, positions, mask, cache)).logits,)
+
+    def _require_compilable(self) -> None:
+        if self.ranks is not None:
+            raise ConfigError("compile knows no tensor parallelism; leave one of them out.")
+        if len(set(self.layer_devices)) > 1 or any(hasattr(module, "_hf_hook") for module in self.model.modules()):
+            raise ConfigError("compile needs the whole target on one device; load it without offload or a device map.")
+        if not self._wants_bool_mask:
+            raise ConfigError('compile needs attn_implementation="sdpa"; load the target with it.')
+
+    def _keeper(self, index: int) -> Any:
+        def keep_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self._taps[index] = args[0] if args else kwargs["hidden_states"]
+
+        return keep_input
+
+    def _keep_output(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self._taps[0] = output[0]
+
+    def _tapped_features(self, device: torch.device) -> Tensor:
+        return torch.cat([self._taps[key].to(device) for key in sorted(self._taps)], dim=-1)
 
     @contextmanager
-    def _tapped(self, taps: dict[int, Tensor] | None) -> Iterator[None]:
-        """Collect the features of one forward into `taps`."""
-        if taps is None:
+    def _tapped(self, features: bool) -> Iterator[None]:
+        """Collect what the features of one forward are made of."""
+        if not features:
             yield
             return
-
-        def keep_input(index: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            taps[index] = args[0] if args else kwargs["hidden_states"]
-
-        def keep_output(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            taps[0] = output[0]
-
         if self.capture_layers:
             handles = [
-                self.layers[i].register_forward_pre_hook(partial(keep_input, i), with_kwargs=True)
-                for i in self.capture_layers
+                self.layers[i].register_forward_pre_hook(keeper, with_kwargs=True)
+                for i, keeper in zip(self.capture_layers, self._keepers, strict=True)
             ]
         else:
-            handles = [self.decoder.register_forward_hook(keep_output)]
+            handles = [self.decoder.register_forward_hook(self._keep_output)]
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
+            self._taps.clear()
 
 
 def chunk_rows(length: int, query_groups: int, most: int) -> int:

@@ -3,7 +3,8 @@
 All arms run in one process, interleaved prompt by prompt: transformers' greedy `generate` in single precision and in
 bfloat16, its prompt lookup and assisted generation, the same three on our packed weights (`packed`, which tells what
 the kernels give and what the method), our target alone (`ar`), `exact` and `mars`. `--eagle-loop` adds EAGLE's loop.
-Every lossless arm in single precision must give the text of `ar` on its weights, else the run fails.
+`--compiled-tree` adds ours in bfloat16, compiled (`eagle_mars.compiled`). Every lossless arm in single precision must
+give the text of `ar` on its weights, else the run fails.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from evaluation.timing import begin
 
 STOCK = "generate float32"
 LOOP = "eagle loop"
+_TOKENS_TO_COMPILE = 24  # several cycles: the first one after a prompt isn't compiled
 err = Console(stderr=True)
 
 
@@ -70,6 +72,7 @@ def main(
     assistant_layers: Annotated[int, typer.Option(help="Layers of the assistant; 0 leaves it out.")] = 0,
     loop: Annotated[bool, typer.Option("--eagle-loop", help="EAGLE's loop as an arm.")] = False,
     static: Annotated[bool, typer.Option("--static", help="`generate` with a static cache as an arm.")] = False,
+    compiled_tree: Annotated[str | None, typer.Option(help="Tree of compiled bfloat16 arms; none without it.")] = None,
     bf16: Annotated[bool, typer.Option("--bf16/--no-bf16", help="`generate` in bfloat16 as an arm.")] = True,
     threads: int = 2,
     cpu_time: Annotated[bool, typer.Option("--cpu-time", help="One thread's CPU seconds, for a busy machine.")] = False,
@@ -97,6 +100,8 @@ def main(
         if bf16:
             half, _ = load_target(target, dtype="bfloat16", device_map="cpu")
             arms["generate bfloat16"] = partial(_generate, half, ea.tokenizer, "generate bfloat16")
+        if compiled_tree:
+            arms |= _compiled(target, head or str(embedded_head_path()), parse_tree(compiled_tree), theta, ids[0])
         if cpu_time:
             arms = {name: partial(_in_cpu_seconds, arm) for name, arm in arms.items()}
         with progress(err, len(ids) * len(arms)) as advance, clock.watching(ea):
@@ -110,6 +115,7 @@ def main(
         "exact": exact_tree,
         "mars": f"{mars_tree} theta {theta}",
         "pack": pack,
+        "compiled": compiled_tree,
         "lookup": lookup,
         "assistant_layers": assistant_layers,
     }
@@ -152,6 +158,28 @@ def _ours(
     for name in ways:
         shares[name] = Shares()
     return {name: partial(_clocked, way, clock, shares[name]) for name, way in ways.items()}
+
+
+def _compiled(target: str, head: str, tree: DraftConfig, theta: float, prompt: Sequence[int]) -> dict[str, Decode]:
+    """Ours in bfloat16, compiled while they decode `prompt`."""
+    ea = EaModel.from_pretrained(target, head, dtype="bfloat16", device_map="cpu", compile=True)
+    rules = {"exact": VerifyConfig(rule="exact"), "mars": VerifyConfig(theta=theta)}
+    arms: dict[str, Decode] = {f"{BASELINE} compiled": partial(_plainly, ea, "autoregressive", None, None)}
+    arms |= {f"{name} compiled": partial(_plainly, ea, "speculative", tree, rule) for name, rule in rules.items()}
+    for decode in arms.values():
+        decode(prompt, _TOKENS_TO_COMPILE)
+    return arms
+
+
+def _plainly(
+    ea: EaModel,
+    method: Method,
+    draft: DraftConfig | None,
+    verify: VerifyConfig | None,
+    prompt: Sequence[int],
+    limit: int,
+) -> GenerationResult:
+    return ea.generate(prompt, max_new_tokens=limit, draft=draft, verify=verify, method=method)
 
 
 def _peers(
@@ -251,7 +279,8 @@ def summarise(comparison: Comparison, shares: Mapping[str, Shares]) -> dict[str,
         }
         nothing = Cell.empty("of our own loops only")
         measured = shares.get(name)
-        row["tokens per forward"] = Cell(median(measured.tau)) if measured else nothing
+        taus = measured.tau if measured else [r.tau for r in comparison.results[name] if r.accepted_lengths]
+        row["tokens per forward"] = Cell(median(taus)) if taus else nothing
         row["outside forwards, %"] = Cell(100 * median(measured.overhead)) if measured else nothing
         rows[name] = row
     return rows

@@ -10,6 +10,7 @@ import typer
 from eagle_mars.cli_options import (
     BranchOption,
     ChatTemplate,
+    Compile,
     CpuPack,
     Depth,
     Device,
@@ -92,6 +93,7 @@ def serve(
     device: Device = "auto",
     threads: Threads = None,
     cpu_pack: CpuPack = None,
+    compile: Compile = False,
 ) -> None:
     """Serve OpenAI's API (/v1/chat/completions, /v1/completions, /v1/models), /health and /metrics."""
     with one_sentence_errors():
@@ -115,7 +117,9 @@ def serve(
         template = read_template(chat_template)
         metrics = Metrics()
         service = ChatService(
-            load(model, head, dtype, device, threads, cpu_pack, draft_options(total_token, depth, top_k)),
+            load(
+                model, head, dtype, device, threads, cpu_pack, draft_options(total_token, depth, top_k), compile=compile
+            ),
             template=template,
             verify=verify,
             limits=limits,
@@ -171,6 +175,7 @@ def chat(
     device: Device = "auto",
     threads: Threads = None,
     cpu_pack: CpuPack = None,
+    compile: Compile = False,
 ) -> None:
     """Chat in the terminal; relaxed tokens are coloured, !!help lists the commands."""
     with one_sentence_errors():
@@ -192,7 +197,9 @@ def chat(
             repetition_penalty=repetition_penalty,
         )
         template = read_template(chat_template)
-        pair = load(model, head, dtype, device, threads, cpu_pack, draft_options(total_token, depth, top_k))
+        pair = load(
+            model, head, dtype, device, threads, cpu_pack, draft_options(total_token, depth, top_k), compile=compile
+        )
         everything = Limits(rules=get_args(Rule))
         service = ChatService(
             pair, template=template, verify=verify, limits=everything, default_max_new_tokens=max_new_tokens

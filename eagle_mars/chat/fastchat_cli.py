@@ -9,6 +9,7 @@ import typer
 
 from eagle_mars.cli_options import (
     ChatTemplate,
+    Compile,
     CpuPack,
     Depth,
     Device,
@@ -77,6 +78,7 @@ def worker(
     device: Device = "auto",
     threads: Threads = None,
     cpu_pack: CpuPack = None,
+    compile: Compile = False,
 ) -> None:
     """A worker for FastChat. `eagle-mars serve --fastchat-controller` is the same beside the OpenAI server."""
     with one_sentence_errors():
@@ -92,7 +94,9 @@ def worker(
         verify = VerifyConfig(rule=rule, theta=theta, margin=margin, gap=gap)
         template = read_template(chat_template)
         service = ChatService(
-            load(model, head, dtype, device, threads, cpu_pack, draft_options(total_token, depth, top_k)),
+            load(
+                model, head, dtype, device, threads, cpu_pack, draft_options(total_token, depth, top_k), compile=compile
+            ),
             template=template,
             verify=verify,
             max_active=max_active,

@@ -11,6 +11,7 @@ import typer
 
 from eagle_mars.cli_options import (
     ChatTemplate,
+    Compile,
     CpuPack,
     Depth,
     Device,
@@ -48,6 +49,7 @@ def web(
     device: Device = "auto",
     threads: Threads = None,
     cpu_pack: CpuPack = None,
+    compile: Compile = False,
 ) -> None:
     """Chat in a browser: theta and temperature as sliders, exact and relaxed answers side by side."""
     with one_sentence_errors():
@@ -62,7 +64,9 @@ def web(
             from eagle_mars.embedded import TARGET_NAME
 
             template = read_template(chat_template)
-            pair = load(model, head, dtype, device, threads, cpu_pack, draft_options(total_token, depth, top_k))
+            pair = load(
+                model, head, dtype, device, threads, cpu_pack, draft_options(total_token, depth, top_k), compile=compile
+            )
             url = _serve_beside(ChatService(pair, template=template), Path(model).name if model else TARGET_NAME)
         elif model is not None:
             raise ConfigError("--url names a server that has its model already; leave --model and --head out.")

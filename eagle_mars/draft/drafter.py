@@ -69,6 +69,11 @@ class Drafter:
             raise RuntimeError("Drafter.extend must be called with the prompt's features before grow")
         return grow(self.head, self.cache, self.rows, root.to(self._device), self.output, self.config)
 
+    def draft(self, features: Tensor | None, next_tokens: Tensor) -> DraftTree:
+        """`extend`, then `grow` under the last of the tokens."""
+        self.extend(features, next_tokens)
+        return self.grow(next_tokens[:, -1])
+
     def _reserve(self, rows: int) -> None:
         """Room for `rows` real rows and the scratch rows of one tree; doubling keeps the total copying linear."""
         needed = rows + self.config.depth * self.config.top_k
