@@ -1,7 +1,8 @@
 """End-to-end rows and the synchronisation check of `scripts/gpu_checks.sh`: `python -m evaluation.bench_gpu OUT`.
 
 For a tiny random pair (nothing but launches and Python) and the embedded one: tokens per second of the target alone,
-`exact` and `mars`, and how often a cycle makes the host wait for the device.
+`exact` and `mars`, and how often a cycle makes the host wait for the device; each without and with CUDA graphs
+(`eagle_mars.compiled`).
 """
 
 from __future__ import annotations
@@ -49,8 +50,11 @@ def main(
     with tempfile.TemporaryDirectory() as directory:
         for pair in pairs:
             target, head = _paths(pair, Path(directory))
-            ea = EaModel.from_pretrained(target, head, **draft.model_dump(), dtype=dtype, device_map=device)
-            rows[pair] = measure(ea, draft, max_new_tokens)
+            for name, compiled in {pair: False, f"{pair}, graphs": True}.items():
+                ea = EaModel.from_pretrained(
+                    target, head, **draft.model_dump(), dtype=dtype, device_map=device, compile=compiled
+                )
+                rows[name] = measure(ea, draft, max_new_tokens)
     source = provenance()
     shown = f"`{source['command']}`\n\n{source['device']}, {source['date']}.\n\n{markdown_table(rows, 'pair')}"
     typer.echo(shown)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +15,9 @@ import torch
 
 from eagle_mars import EaModel, SamplingConfig, VerifyConfig
 from eagle_mars.causal_lm import where_it_runs
+from tests.parallel import offloaded
 
+ROOT = Path(__file__).parents[1]
 SHAPE = (12, 3, 4)
 EXACT = VerifyConfig(rule="exact")
 ON_DISK = {
@@ -41,6 +47,19 @@ def test_texts_do_not_depend_on_where_the_weights_are(device_map: Any, tiny_pair
     assert ea.device == torch.device("cpu")
     assert {p.device for p in ea.ea_layer.parameters()} == {torch.device("cpu")}
     assert texts(ea) == texts(EaModel.from_pretrained(*tiny_pair, *SHAPE))
+
+
+def test_two_processes_with_a_device_map_each_share_the_prompts(tiny_pair, tmp_path: Path) -> None:
+    out = tmp_path / "texts"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["-m", "tests.parallel.offloaded", *tiny_pair, str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    first, second = json.loads(out.read_text())
+    assert first["away"] > 0
+    assert second["away"] > 0
+    together = [text for pair in zip(first["texts"], second["texts"], strict=True) for text in pair]
+    assert together == offloaded.texts(EaModel.from_pretrained(*tiny_pair, *SHAPE), offloaded.PROMPTS)
 
 
 def test_a_module_runs_where_its_hook_takes_the_weights() -> None:
