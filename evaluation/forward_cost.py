@@ -7,7 +7,7 @@ which a cycle of n nodes, its drafting included, is as fast as plain decoding wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from eagle_mars import EaModel
 from eagle_mars.embedded import embedded_head_path, embedded_target_path
+from eagle_mars.errors import ConfigError
 from eagle_mars.prompts import read_prompts
 from eagle_mars.tuning.costs import draft_cost, target_seconds
 from eagle_mars.tuning.replay import Recording
@@ -35,6 +36,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "float32 packed": {"dtype": "float32", "cpu_pack": "float32"},
     "float16 packed": {"dtype": "float32", "cpu_pack": "float16"},
     "bfloat16": {"dtype": "bfloat16"},
+    "bfloat16 packed": {"dtype": "bfloat16", "cpu_pack": "float32"},  # oneDNN's layout of the model's own dtype
 }
 _STOCK = ("float32", "bfloat16")
 _DRAFT = {"depth": 2, "top_k": 2}  # the drafting that break-even counts
@@ -52,7 +54,7 @@ def main(
     """Time products and forwards over a few rows."""
     clock = begin(threads, cpu_time)
     target, drafter = model or str(embedded_target_path()), head or str(embedded_head_path())
-    pairs = {name: EaModel.from_pretrained(target, drafter, **options) for name, options in LAYOUTS.items()}
+    pairs = dict(_loadable(target, drafter))
     prompt = torch.tensor([pairs["float32"].chat_ids(read_prompts(HELDOUT)[0])])
     products = linear_seconds(pairs["float32"].base_model, sizes, rounds, clock)
     forwards = {name: target_seconds(pair.target, prompt, sizes, rounds, clock) for name, pair in pairs.items()}
@@ -74,6 +76,15 @@ def main(
         picture(forwards, break_even, out / "forward-cost.png")
 
 
+def _loadable(target: str, head: str) -> Iterator[tuple[str, EaModel]]:
+    """The pair in every layout that this processor has."""
+    for name, options in LAYOUTS.items():
+        try:
+            yield name, EaModel.from_pretrained(target, head, **options)
+        except ConfigError as error:
+            typer.echo(f"{name} is left out: {error}", err=True)
+
+
 @torch.inference_mode()
 def linear_seconds(
     model: nn.Module, sizes: Sequence[int], rounds: int, clock: Callable[[], float]
@@ -82,7 +93,11 @@ def linear_seconds(
     layers = [module for module in model.modules() if type(module) is nn.Linear]
     seconds: dict[str, dict[int, float]] = {}
     for name, (dtype, prepare) in KERNELS.items():
-        products = [(layer.in_features, prepare(layer.weight.detach())) for layer in layers]
+        try:
+            products = [(layer.in_features, prepare(layer.weight.detach())) for layer in layers]
+        except RuntimeError as error:  # the only way to ask whether this processor has the layout
+            typer.echo(f"{name} is left out: {error}", err=True)
+            continue
         seconds[name] = {}
         for size in sizes:
             rows = {width: torch.randn(size, width, dtype=dtype) for width in {width for width, _ in products}}
@@ -121,6 +136,7 @@ KERNELS: dict[str, tuple[torch.dtype, Callable[[Tensor], Product]]] = {
     "float32 packed (oneDNN)": (torch.float32, _onednn),
     "float16 packed (FBGEMM)": (torch.float32, _fbgemm),
     "bfloat16": (torch.bfloat16, lambda weight: _stock(weight.bfloat16())),
+    "bfloat16 packed (oneDNN)": (torch.bfloat16, lambda weight: _onednn(weight.bfloat16())),
     "int8 weights, bfloat16": (torch.bfloat16, _int8_weights),
 }
 
