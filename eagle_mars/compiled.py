@@ -104,7 +104,7 @@ class CompiledLayers:
             keys, values = state[2 * index : 2 * index + 2]
             for tensor in (keys, values):
                 torch._dynamo.mark_dynamic(tensor, 2)
-            layer.forward = partial(self._run, layer, keys, values, columns)  # type: ignore[method-assign]
+            layer.forward = partial(self._run, layer, keys, values, columns)
         try:
             yield
         finally:

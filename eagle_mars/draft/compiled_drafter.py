@@ -40,9 +40,9 @@ class CompiledDrafter(Drafter):
         numbers = torch.arange(read, device=self._device)
         counts = torch.tensor([self.rows, new], device=self._device)
         state = [tensor for pair in self.cache for tensor in pair]
-        fields = self._compiled((features, tokens, counts, numbers), state)
+        drafted, parents, depth, ancestors, logprob = self._compiled((features, tokens, counts, numbers), state)
         self.rows += new
-        return DraftTree(*fields, max_depth=self.config.levels)
+        return DraftTree(drafted, parents, depth, ancestors, logprob, self.config.levels)
 
     def _reserve(self, rows: int) -> None:
         before = self.cache
