@@ -93,14 +93,12 @@ class EaModel(EagleFunctions):
         go to the Hugging Face loader; the dtype is the checkpoint's unless given. The head's family is read from its
         tensors; `use_eagle3` is only checked against it. `threshold` is taken because EAGLE's scripts pass it; EAGLE
         doesn't use it either. cpu_pack: see `eagle_mars.cpu`; True is "float32".
-        prefill_chunk: prompt tokens per forward at most, which bounds the memory that a long prompt takes.
-        compile: see `eagle_mars.compiled`; the first answers wait for the compiler.
+        prefill_chunk: prompt tokens per forward at most, which bounds memory. compile: see `eagle_mars.compiled`.
         Raises ConfigError, CheckpointError, UnsupportedTargetError.
         """
         automatic = total_token == -1
-        draft = DraftConfig()
-        if not automatic:
-            draft = DraftConfig(total_token=total_token, depth=depth, top_k=top_k, entropy_stop=entropy_stop)
+        shape: dict[str, Any] = {"depth": depth, "top_k": top_k, "entropy_stop": entropy_stop}
+        draft = DraftConfig() if automatic else DraftConfig(total_token=total_token, **shape)
         base_model, tokenizer = load_target(base_model_path, **kwargs)
         target = TargetModel(base_model)
         head = _load_proposer(ea_model_path, target, tokenizer)
