@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ from eagle_mars.training.dataset import ShardDataset
 from eagle_mars.training.evaluate import chain_acceptance
 from eagle_mars.training.initialise import starting_point
 from eagle_mars.training.trainer import Trainer, TrainOptions
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # `evaluation` lies in the repository and is not installed
+
 from evaluation.provenance import provenance, write_atomically
 
 BASE: dict[str, Any] = {

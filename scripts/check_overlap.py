@@ -16,6 +16,9 @@ from transformers import AutoTokenizer
 
 from eagle_mars.training.dataset import ShardDataset
 from eagle_mars.training.overlap import ANSWER_WORDS, QUESTION_WORDS, Finding, check
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # `evaluation` lies in the repository and is not installed
+
 from evaluation.provenance import provenance, write_atomically
 
 

@@ -11,12 +11,15 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # `evaluation` lies in the repository and is not installed
 
 from evaluation.provenance import write_atomically
 
