@@ -75,7 +75,11 @@ def test_a_head_in_five_commands(target, target_dir, data, tmp_path, capsys):
         close = torch.isclose(state["head"][name].double(), expected.double(), rtol=1e-4, atol=1e-6)
         assert close.double().mean() > 0.99, name
 
-    # On from there in one process, as after a kill.
+    # On from there, as after a kill, in two processes and in one.
+    command[-1] = "2"
+    done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "resumed at step 1" in done.stdout
     run_script("train_head.py", *files, *TRAIN, "--warm-up", "0", "--steps", "3")
     records = [json.loads(line) for line in (work / "metrics.jsonl").read_text("utf-8").splitlines()]
     assert [record["step"] for record in records] == [1, 2, 3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
@@ -219,6 +220,20 @@ def test_an_earlier_heads_weights_move_to_another_vocabulary(make_head, target):
         assert torch.equal(adopted.lm_head.weight[row], expected)
     assert torch.equal(adopted.fc.weight, head.fc.weight)
     assert torch.equal(torch.arange(len(other)) + adopted.d2t, other)
+
+
+@torch.no_grad()
+def test_an_exported_head_becomes_a_checkpoint_again(make_head):
+    """In another scale of the features: what counts is that the head then gives the same."""
+    head, scales, vocabulary = make_head()
+    other = scales * torch.tensor([2.0, 0.5, 3.0])
+    exported = copy.deepcopy(head)  # takes features as they are
+    exported.fc.weight /= scales.repeat_interleave(head.config.hidden_size)
+    checkpoint = initialise.as_checkpoint(exported, other)
+    assert torch.equal(checkpoint["vocabulary"], vocabulary)
+    features = torch.randn(3, 3 * head.config.hidden_size)
+    by = other.repeat_interleave(head.config.hidden_size)
+    torch.testing.assert_close((features / by) @ checkpoint["head"]["fc.weight"].T, exported.fc(features))  # fp32
 
 
 @torch.no_grad()
