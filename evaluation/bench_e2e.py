@@ -164,22 +164,11 @@ def _compiled(target: str, head: str, tree: DraftConfig, theta: float, prompt: S
     """Ours in bfloat16, compiled while they decode `prompt`."""
     ea = EaModel.from_pretrained(target, head, dtype="bfloat16", device_map="cpu", compile=True)
     rules = {"exact": VerifyConfig(rule="exact"), "mars": VerifyConfig(theta=theta)}
-    arms: dict[str, Decode] = {f"{BASELINE} compiled": partial(_plainly, ea, "autoregressive", None, None)}
-    arms |= {f"{name} compiled": partial(_plainly, ea, "speculative", tree, rule) for name, rule in rules.items()}
+    arms: dict[str, Decode] = {f"{BASELINE} compiled": partial(_stream, ea, "autoregressive", None, None)}
+    arms |= {f"{name} compiled": partial(_stream, ea, "speculative", tree, rule) for name, rule in rules.items()}
     for decode in arms.values():
         decode(prompt, _TOKENS_TO_COMPILE)
     return arms
-
-
-def _plainly(
-    ea: EaModel,
-    method: Method,
-    draft: DraftConfig | None,
-    verify: VerifyConfig | None,
-    prompt: Sequence[int],
-    limit: int,
-) -> GenerationResult:
-    return ea.generate(prompt, max_new_tokens=limit, draft=draft, verify=verify, method=method)
 
 
 def _peers(
@@ -215,7 +204,7 @@ def _stream(
     verify: VerifyConfig | None,
     prompt: Sequence[int],
     limit: int,
-    on_prefill: Callable[[], None],
+    on_prefill: Callable[[], None] = lambda: None,
 ) -> GenerationResult:
     stream = ea.stream(prompt, max_new_tokens=limit, draft=draft, verify=verify, method=method)
     next(stream.cycles())
